@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from msgspec.structs import astuple
@@ -29,6 +31,11 @@ from gt.core.messages import (
     WorkerStats,
 )
 from gt.core.timeline import TimelineEvent, Transfer
+from gt.monitor.records import records_of
+from gt.monitor.trace_files import describe_gaps, write_trace
+
+log = logging.getLogger("gt.debug")
+WORKER_SECONDS = 60.0  # that the end of a trace waits for busy workers
 
 
 class CollectiveEvent(NamedTuple):
@@ -282,6 +289,48 @@ def _event(session: Session, worker: int, ran: Ran) -> TimelineEvent:
     line = _site(session, ran.site) if ran.site else ""
     transfers = tuple(Transfer(swap.start, swap.end, swap.sends, swap.receives) for swap in ran.swaps)
     return TimelineEvent(worker, ran.op, line, ran.scope, ran.start, ran.end, transfers)
+
+
+class Trace:
+    """Writes what happens inside `with gt.debug.trace("run.json"):` to a file that Perfetto opens. `dropped` counts the
+    events that there was no room for, and `missing` are workers that did not send their commands in time."""
+
+    def __init__(self, path: str | Path, limit: int) -> None:
+        self.path = Path(path)
+        self.dropped = 0
+        self.missing: tuple[int, ...] = ()
+        self._limit = limit
+
+    def __enter__(self) -> Trace:
+        self.begin(active_session.current())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def begin(self, session: Session) -> None:
+        assert session.captures is not None, "the launcher sets it"
+        self._captures, self._session = session.captures, session
+        session.outbox.flush()  # ops from before are not part of the trace
+        self._captures.begin(self._limit)
+
+    def end(self) -> None:
+        """Stop, and write the file."""
+        if not self._session.closed_because:
+            self._session.outbox.flush()
+        captured = self._captures.end(WORKER_SECONDS)
+        self.dropped, self.missing = captured.dropped, captured.missing
+        write_trace(self.path, records_of(captured.events), captured.dropped)
+        if gaps := describe_gaps(self.dropped, self.missing):
+            log.warning("the trace %s is not complete: %s", self.path, gaps)
+
+
+def trace(path: str | Path, limit: int = 1 << 20) -> Trace:
+    """Write a trace of what clients, dispatcher and workers do inside: `with gt.debug.trace("run.json"): ...`. Open it
+    at https://ui.perfetto.dev. At most `limit` messages are kept, and as many commands of each worker."""
+    if limit < 1:
+        raise ValueError(f"a trace of {limit} events is not possible")
+    return Trace(path, limit)
 
 
 def tape(count: int = 50) -> list[str]:

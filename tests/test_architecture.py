@@ -27,7 +27,7 @@ ALLOWED = {
     "optim": "client nn",
     "distributed": "client core sharding",
     "data": "client core sharding",
-    "debug": "client core",
+    "debug": "client core monitor",
     "signal": "client core",
     "lazy_launch": "",
     "dispatcher": SENDERS,

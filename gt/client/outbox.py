@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, filterfalse, islice, repeat
 from operator import attrgetter
 from queue import Empty, SimpleQueue
@@ -64,7 +64,7 @@ class Outbox:
     ) -> None:
         self.lock = threading.RLock()
         self.tape: deque[Instruction] = deque(maxlen=TAPE)
-        self.queue: deque[Instruction] = deque()
+        self.queue: deque[Instruction] = _InstructionQueue()
         self._channel = channel
         self._collect = collect
         self._pace = pace
@@ -203,6 +203,20 @@ class Outbox:
         held, self._dead = self._dead, self.collected
         _move(held, self._dead, len(held))
 
+    def record_times(self, limit: int) -> None:
+        """Note the times of the next `limit` instructions that are queued, until `take_times`."""
+        if isinstance(self.queue, _InstructionQueue):
+            self.queue.times = deque(maxlen=limit)
+            self.queue.__class__ = _TimedQueue
+
+    def take_times(self) -> list[tuple[int, Instruction]]:
+        """The instructions that were noted, with the times at which they were queued."""
+        queue = self.queue
+        if not isinstance(queue, _TimedQueue):
+            return []
+        queue.__class__ = _InstructionQueue  # type: ignore[assignment]
+        return [queue.times.popleft() for _ in range(len(queue.times))]
+
     def refuse(self, reason: str) -> None:
         """Refuse instructions from now on, and ignore tensors that are collected."""
         self.queue = _ClosedQueue(reason)
@@ -337,6 +351,26 @@ def _popping(storages: deque[Storage], count: int) -> Iterator[Storage]:
 def _move(source: deque[Storage], target: deque[Storage], count: int) -> None:
     with contextlib.suppress(IndexError):  # another thread takes from it too
         target.extend(_popping(source, count))
+
+
+class _InstructionQueue(deque[Instruction]):
+    """The queue of an open outbox. It changes its class, not the object, to note times: other threads use it."""
+
+    times: deque[tuple[int, Instruction]]
+
+
+class _TimedQueue(_InstructionQueue):
+    """Notes when instructions are queued; the oldest are dropped where there is no room."""
+
+    def append(self, instruction: Instruction) -> None:
+        self.times.append((time.monotonic_ns(), instruction))
+        super().append(instruction)
+
+    def extend(self, instructions: Iterable[Instruction]) -> None:
+        batch = list(instructions)
+        now = time.monotonic_ns()
+        self.times.extend([(now, instruction) for instruction in batch])
+        super().extend(batch)
 
 
 class _ClosedQueue(deque[Instruction]):

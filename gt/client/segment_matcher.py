@@ -150,6 +150,11 @@ class SegmentMatcher:
         codes = bytes(map(_code_of, map(type, batch)))
         if _OP not in codes:
             return batch, []
+        ops = codes.count(_OP)
+        if is_final and ops < self._settings.shortest and self._expected is None and not self._unseen:
+            self._misses += ops  # as in a loop of reads: too few ops for a segment
+            self._last = None
+            return batch, []
         sent: list[Instruction] = []
         start = 0
         while start < len(batch):

@@ -29,6 +29,7 @@ from gt.client.storage import ROOT, Storage, TensorRef
 from gt.client.upload_cache import MAX_BYTES, UploadCache
 from gt.core.errors import GTError, OpError, SessionError
 from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
+from gt.core.message_events import Captures
 from gt.core.messages import (
     CURRENT,
     ByteRange,
@@ -110,6 +111,7 @@ class Session:
         self.signatures: dict[int, Signature] = {}
         self.segment_bodies: dict[int, SegmentBody] = {}  # of the segments that gt.compile has defined
         self.closed_because = ""  # the reason, if the session is closed
+        self.captures: Captures | None = None  # set by the launcher, which knows where the dispatcher runs
         self.is_recording = False  # whether the workers record the commands they run
         self.is_traced = False  # whether gt.compile records the instructions of a call
         self.is_measuring = False  # whether the workers record the memory of tensors

@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta
 
 SESSION_SHIFT = 40
+ALL_SESSIONS = 0  # the session of a monitor's requests, which concern all sessions
 MAX_RESULTS = 1 << 12  # tensors that one query may return
 FIRST_QUERY_ID = 1 << (SESSION_SHIFT - 1)  # ids from here on: results of queries, MAX_RESULTS ids for each
 FIRST_DISPATCHER_ID = 1 << (SESSION_SHIFT - 2)  # ids from here on: the dispatcher's copies of tensors, and programs

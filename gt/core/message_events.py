@@ -1,25 +1,85 @@
-"""Events for the monitor: one for each message that the dispatcher receives or sends."""
+"""Events for the monitor: messages that the dispatcher receives or sends, and the work of clients and workers.
+
+All times are nanoseconds of the machine's monotonic clock.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from gt.core.messages import Answer, Command, Hello, Instruction, Report, StoreReady
+from gt.core.messages import Answer, Command, Hello, Instruction, Ran, Report, StoreReady
 
 Direction: TypeAlias = Literal["RECV", "SEND", "WORKER_SEND", "WORKER_RECV", "CONNECT", "DISCONNECT"]
 ObservedMessage: TypeAlias = Instruction | Command | Report | Answer | Hello | StoreReady
 
 
 class Event(msgspec.Struct, frozen=True):
-    """`peer` is `client 3` or `worker 0`; `op` and `site` are the names of the message's op and line, for a reader."""
+    """`peer` is `client 3` or `worker 0`; `op` and `site` are the names of the message's op and line, for a reader.
+    `time` is 0 if it is now."""
 
     direction: Direction
     peer: str
     message: ObservedMessage | None
     op: str
     site: str
+    time: int = 0
+
+
+class BatchPlanned(msgspec.Struct, frozen=True, tag=True):
+    """The dispatcher has planned a batch of so many instructions of a session."""
+
+    session: int
+    start: int
+    end: int
+    instructions: int
+
+
+class WorkerRan(msgspec.Struct, frozen=True, tag=True):
+    """A worker has run a command, for a line of the user's program."""
+
+    worker: int
+    ran: Ran
+    site: str
+
+
+class WorkerSampled(msgspec.Struct, frozen=True, tag=True):
+    """The bytes of all tensors that a worker held at a time."""
+
+    worker: int
+    time: int
+    nbytes: int
+
+
+class OpIssued(msgspec.Struct, frozen=True, tag=True):
+    """A client has issued an op that makes a tensor with this id."""
+
+    session: int
+    time: int
+    op: str
+    site: str
+    output: int
+
+
+MonitorEvent: TypeAlias = Event | BatchPlanned | WorkerRan | WorkerSampled | OpIssued
+
+
+class Captured(NamedTuple):
+    """The events of a capture, the number of those that there was no room for, and the workers whose commands are
+    missing because they did not send them in time."""
+
+    events: list[MonitorEvent]
+    dropped: int
+    missing: tuple[int, ...]
+
+
+class Captures(Protocol):
+    """Captures the events of a dispatcher: `begin` with a limit of their number, `end` with the seconds that it may
+    wait for the workers."""
+
+    def begin(self, limit: int) -> None: ...
+    def end(self, seconds: float) -> Captured: ...
 
 
 class Observer(Protocol):

@@ -30,6 +30,7 @@ COUNTED_BYTES = 1 << 16  # a read of this size or more counts by itself against 
 ACKNOWLEDGED_BYTES = 1 << 20  # a client acknowledges its other answers together, each time they add up to this size
 MAX_WAYS = 1024  # of collectives in a report
 RAN_AT_ONCE = 1 << 10  # recorded commands of each worker in one answer
+MAX_SAMPLES = 1 << 12  # samples of a worker's memory in one answer
 CURRENT, PREVIOUS, KEPT = range(3)  # versions of a tensor, see FetchTensor
 
 STEP_TOKEN = TensorMeta((1,), (1,), 0, "float32")
@@ -691,16 +692,18 @@ class MemoryReport(_Record, tag="Memory", frozen=True):
 
 
 class Swapped(Struct, array_like=True, frozen=True):
-    """One exchange of tensors during a command: its start, its end, and bytes by peer."""
+    """One exchange of tensors during a command: its start, its end, bytes by peer, and the kind of its collective."""
 
     start: int
     end: int
     sends: tuple[tuple[int, int], ...]
     receives: tuple[tuple[int, int], ...]
+    kind: Name = ""
 
 
 class Ran(Struct, array_like=True, frozen=True):
-    """One command that a worker ran. Times are nanoseconds of its machine's monotonic clock."""
+    """One command that a worker ran. Times are nanoseconds of its machine's monotonic clock. `inputs` and `outputs` are
+    the first tensors that it reads and makes."""
 
     op: Name
     site: SiteId
@@ -708,14 +711,19 @@ class Ran(Struct, array_like=True, frozen=True):
     start: int
     end: int
     swaps: tuple[Swapped, ...] = ()
+    session: int = 0
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
 
 
 class TimelineReport(_Record, tag="Timeline", frozen=True):
-    """`dropped` counts the commands that ran while `limit` commands were already recorded."""
+    """`dropped` counts the commands that ran while `limit` commands were already recorded. `memory` are samples of the
+    bytes that the worker holds, each with its time."""
 
     request: Id
     ran: tuple[Ran, ...]
     dropped: int
+    memory: tuple[tuple[int, int], ...] = ()
 
 
 Report = Union[
@@ -760,6 +768,7 @@ class WorkerTimeline(Struct, array_like=True, frozen=True):
     worker: int
     ran: tuple[Ran, ...]
     dropped: int
+    memory: tuple[tuple[int, int], ...] = ()
 
 
 class TimelineRead(_Record, frozen=True):

@@ -46,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True):
     backend: str = "pytorch"
     mode: str = ""
     instruction_log: str = ""
+    trace: str = ""
     config: str = ""
     auto_shard: bool | None = None
     copy_limit: int | None = None
@@ -141,6 +142,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_SERVER": ("server", str),
     "GT_BACKEND": ("backend", _backend),
     "GT_INSTRUCTION_LOG": ("instruction_log", str),
+    "GT_TRACE": ("trace", str),
     "GT_CONFIG": ("config", str),
     "GT_AUTO_SHARD": ("auto_shard", _optional_flag),
     "GT_COPY_LIMIT": ("copy_limit", _optional_bytes),

@@ -75,6 +75,11 @@ class Backpressure:
         self._queued_bytes -= batch_slice.nbytes
         return batch_slice
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no instruction waits, and no read whose size is not known."""
+        return not self._queue and self.asked is None
+
     def _is_full(self, batch_slice: BatchSlice) -> bool:
         """Whether a slice has to wait. A read waits for all unread bytes, other instructions for small answers only:
         they may be answered with failures."""

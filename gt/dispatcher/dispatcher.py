@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
-from gt.core.ids import session_of
+from gt.core.ids import ALL_SESSIONS, session_of
 from gt.core.message_events import Observer
-from gt.core.message_fields import PAYLOAD_RECORDS
+from gt.core.message_fields import PAYLOAD_RECORDS, owner_of
 from gt.core.messages import (
     Goodbye,
     Instruction,
@@ -15,13 +16,15 @@ from gt.core.messages import (
     Rejected,
     Report,
     RunSegment,
+    TimelineReport,
     WorkerInfo,
     WorkerReportProgress,
 )
-from gt.dispatcher.fair_queue import FairQueue
+from gt.dispatcher.fair_queue import FairQueue, Mark
 from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.instructions import Instructions
 from gt.dispatcher.membership import Membership
+from gt.dispatcher.message_capture import CaptureRequests, MessageCapture
 from gt.dispatcher.message_queue import MessageQueue, Outgoing, ToClient, ToWorkers
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.redistribution import Redistributor
@@ -67,6 +70,7 @@ class Dispatcher:
         )
         self._instructions = Instructions(state, outgoing, redistributor, self._requests, plan_cache, segments)
         self._instructions.actions[Goodbye] = self._goodbye
+        self.captures = CaptureRequests()
 
     # Workers and sessions
 
@@ -91,6 +95,7 @@ class Dispatcher:
             return []
         dead = DeadWorker(self.state.workers[ident].info.pid, reason, last_op)
         self._membership.lose_worker(ident, dead, self._reports)
+        self.captures.lose_worker(ident)
         return [*self._outgoing.take(), *self._take_turns()]
 
     def open_session(self, host: str, pid: int) -> int:
@@ -129,10 +134,12 @@ class Dispatcher:
         while (turn := self._fair_queue.next()) is not None:
             sent = self.instruct(turn.session, turn.batch, turn.buffers)
             outgoing += sent
-            workers = tuple({worker: None for out in sent if isinstance(out, ToWorkers) for worker in out.workers})
-            if turn.cost and workers:
-                mark = self._fair_queue.begin(turn, workers)
-                outgoing.append(ToWorkers(workers, WorkerReportProgress(mark)))
+            # Commands for the same workers share a tuple: the cost must not grow with ops times workers.
+            groups = {id(out.workers): out.workers for out in sent if type(out) is ToWorkers}
+            workers = tuple(dict.fromkeys(chain.from_iterable(groups.values())))
+            if turn.cost and workers and (mark := self._fair_queue.begin(turn, workers)) is not None:
+                outgoing.append(_request(mark))
+        outgoing += map(_request, self._fair_queue.overdue_marks())
         return outgoing
 
     def instruct(self, ident: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> list[Outgoing]:
@@ -142,6 +149,8 @@ class Dispatcher:
         session = self.state.sessions.get(ident)
         if session is None:
             return [ToClient(ident, Rejected(0, f"session {ident} has ended"))]
+        capture = self.captures.current
+        start_time = capture.clock() if capture is not None else 0
         remaining = iter(buffers)
         actions, outgoing = self._instructions.actions, self._outgoing
         inverses, queued = self.state.undo.inverses, outgoing.queued
@@ -165,7 +174,10 @@ class Dispatcher:
                 outgoing.observe_from(start)
             if type(instruction) is Goodbye:
                 break
-        return outgoing.take()
+        sent = outgoing.take()
+        if capture is not None:
+            capture.note_batch(session, batch, sent, start_time)
+        return sent
 
     def _observe_received(self, ident: int, instruction: Single) -> None:
         for received in instruction.instructions() if type(instruction) is RunPart else (instruction,):
@@ -193,18 +205,35 @@ class Dispatcher:
         and changes nothing."""
         if self._outgoing.observer is not None:
             self._outgoing.observe("WORKER_RECV", f"worker {worker}", report)
+        if isinstance(report, TimelineReport) and session_of(report.request) == ALL_SESSIONS:
+            return self.captures.take_timeline(worker, report)
         if isinstance(report, Goodbye):
             return self.lose_worker(worker, f"left: {report.reason}", self.describe_op(*progress))
         if isinstance(report, Progress):
             self._fair_queue.finish(worker, report.mark, report.nanoseconds)
             return self._take_turns()
+        capture = self.captures.current
+        owner = self.state.sessions.get(owner_of(report)) if capture is not None else None
         self._reports.take(worker, report, buffer)
-        return self._outgoing.take()
+        sent = self._outgoing.take()
+        if capture is not None:
+            capture.note_report(owner, worker, report, sent)
+        return sent
 
     def note_process_check(self) -> list[Outgoing]:
         """The processes of workers were checked once more."""
         self._reports.note_process_check()
         return self._outgoing.take()
+
+    # Captures
+
+    def begin_capture(self, capture: MessageCapture) -> list[Outgoing]:
+        """Note all messages from now on, and let the workers record their commands."""
+        return self.captures.begin(capture, tuple(self.state.workers))
+
+    def end_capture(self) -> list[Outgoing]:
+        """Note no more messages, and ask the workers for the commands that they have recorded."""
+        return self.captures.end(tuple(self.state.workers))
 
     # Descriptions for people
 
@@ -228,3 +257,7 @@ class Dispatcher:
             op_id, site_id = op.op_id, op.site
         site = f" ({session.site(site_id)})" if site_id in session.sites else ""  # a move may have no site
         return f"{session.op_name(op_id) or 'an op that was forgotten'}{site}"
+
+
+def _request(mark: Mark) -> ToWorkers:
+    return ToWorkers(tuple(mark.costs), WorkerReportProgress(mark.number))

@@ -11,6 +11,7 @@ import msgspec
 from gt.core.message_events import Direction, Event, ObservedMessage, Observer
 from gt.core.message_fields import owner_of
 from gt.core.messages import Answer, Command, DefineOp, DefineSite, FreeTensors, RunSegment
+from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.sharding.spec import DeviceMesh
 from gt.wire.codec import Buffer, join
@@ -85,28 +86,36 @@ class MessageQueue:
             if isinstance(message, ToClient):
                 self.observe("SEND", f"client {message.session}", message.answer)
             else:
-                for command in self._expanded(message.command):
+                for command in expand_command(self._owner(message.command), message.command):
                     for worker in message.workers:
                         self.observe("WORKER_SEND", f"worker {worker}", command)
 
-    def _expanded(self, command: Command) -> Sequence[Command]:
-        """The commands that a RunSegment stands for; any other command alone."""
-        if not isinstance(command, RunSegment):
-            return (command,)
-        session = self._state.sessions.get(owner_of(command))
-        part = session.segment_parts.get(command.segment_id) if session is not None else None
-        return part.body.commands(command) if part is not None else (command,)
+    def _owner(self, message: ObservedMessage) -> SessionRecord | None:
+        return self._state.sessions.get(owner_of(message))
 
     def observe(self, direction: Direction, peer: str, message: ObservedMessage | None) -> None:
         """Show the observer a message, with the names of its op and site."""
         if self.observer is None:
             return
-        session = self._state.sessions.get(owner_of(message)) if message is not None else None
-        op_id, site_id = getattr(message, "op_id", None), getattr(message, "site", None)
-        op = session.op_name(op_id) if session is not None and op_id is not None else ""
-        site = session.site(site_id) if session is not None and site_id is not None else ""
-        if isinstance(message, DefineOp):
-            op = message.signature.op
-        if isinstance(message, DefineSite):
-            site = f"{message.file}:{message.line}"
-        self.observer(Event(direction, peer, message, op, site))
+        session = self._owner(message) if message is not None else None
+        self.observer(Event(direction, peer, message, *describe_message(session, message)))
+
+
+def expand_command(session: SessionRecord | None, command: Command) -> Sequence[Command]:
+    """The commands that a RunSegment stands for; any other command alone."""
+    if not isinstance(command, RunSegment) or session is None:
+        return (command,)
+    part = session.segment_parts.get(command.segment_id)
+    return part.body.commands(command) if part is not None else (command,)
+
+
+def describe_message(session: SessionRecord | None, message: ObservedMessage | None) -> tuple[str, str]:
+    """The names of a message's op and site; empty if it has none."""
+    if isinstance(message, DefineOp):
+        return message.signature.op, ""
+    if isinstance(message, DefineSite):
+        return "", f"{message.file}:{message.line}"
+    op_id, site_id = getattr(message, "op_id", None), getattr(message, "site", None)
+    op = session.op_name(op_id) if session is not None and op_id is not None else ""
+    site = session.site(site_id) if session is not None and site_id is not None else ""
+    return op, site

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import itemgetter
 
+from msgspec.structs import astuple
+
 from gt.core.errors import ProtocolError
 from gt.core.ids import MAX_RESULTS, session_of, short_id
 from gt.core.messages import (
+    MAX_SAMPLES,
     MAX_WAYS,
     RAN_AT_ONCE,
     Answer,
@@ -117,8 +120,8 @@ class Requests:
             raise ProtocolError(f"bytes were received from {len(received)} workers, more than there ever were")
         if isinstance(reply, Traffic) and len(reply.ways) > MAX_WAYS:
             raise ProtocolError(f"the ways of {len(reply.ways)} collectives are over the limit of {MAX_WAYS}")
-        if isinstance(reply, TimelineReport) and len(reply.ran) > RAN_AT_ONCE:
-            raise ProtocolError(f"a timeline of {len(reply.ran)} commands is over the limit of {RAN_AT_ONCE}")
+        if isinstance(reply, TimelineReport):
+            require_timeline(reply)
 
     def _proceed(self, request: int, pending: PendingRequest) -> None:
         """Wait for the other workers, or answer the client."""
@@ -156,8 +159,9 @@ class Requests:
             return MemoryRead(request, tuple(sorted(memory, key=itemgetter(0))))
         if isinstance(reply, TimelineReport):
             timelines = [(worker, reply) for worker, reply in pending.replies if isinstance(reply, TimelineReport)]
-            ran = tuple(WorkerTimeline(worker, timeline.ran, timeline.dropped) for worker, timeline in timelines)
-            return TimelineRead(request, ran)
+            return TimelineRead(
+                request, tuple(WorkerTimeline(worker, *astuple(each)[1:]) for worker, each in timelines)
+            )
         if isinstance(reply, Versions):
             spans = {worker: dict(reply.spans) for worker, reply in pending.replies if isinstance(reply, Versions)}
             return VersionsRead(request, tuple(self._state.span(ident, spans) for ident in pending.version_ids))
@@ -236,6 +240,12 @@ def _require_answer(pending: PendingRequest, reply: Reply) -> None:
         )
     if isinstance(reply, Queried) and len(_metas(reply)) > MAX_RESULTS:
         raise ProtocolError(f"{len(_metas(reply))} results of one query are over the limit of {MAX_RESULTS}")
+
+
+def require_timeline(report: TimelineReport) -> None:
+    """Raises ProtocolError if a timeline is longer than a worker may send at a time."""
+    if len(report.ran) > RAN_AT_ONCE or len(report.memory) > MAX_SAMPLES:
+        raise ProtocolError(f"a timeline of {len(report.ran)} commands is over the limit of {RAN_AT_ONCE}")
 
 
 def _metas(reply: Queried) -> list[TensorMeta]:

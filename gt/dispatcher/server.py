@@ -6,7 +6,9 @@ import logging
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from gt.core.errors import ProtocolError
@@ -45,6 +47,7 @@ log = logging.getLogger("gt.dispatcher")
 
 TICK_MS = 250
 NOTICE_SECONDS = 3.0
+POSTED_SECONDS = 10.0  # that another thread waits for its turn
 
 
 class Server:
@@ -74,6 +77,8 @@ class Server:
         log_path = "" if observer is None else observer.path
         self._handshakes = Handshakes(self.dispatcher, self.peers, self.delivery, log_path)
         self._pending_connections = PendingConnections()
+        self._posted: deque[Callable[[], None]] = deque()  # by other threads
+        self._held: dict[int, Peer] = {}  # clients with instructions that wait for their backpressure or their turn
         self._instructions: Decoder[Instruction | AckRead | AckBytes] = Decoder(
             Instruction | AckRead | AckBytes, MAX_INSTRUCTIONS
         )
@@ -96,6 +101,8 @@ class Server:
         message = self._router.receive(waits=waits)
         if message is not None:
             self._receive(*message)
+        while self._posted:
+            self._posted.popleft()()
         now = time.monotonic()
         if now >= self._next_check:
             self._next_check = now + TICK_MS / 1000
@@ -108,6 +115,21 @@ class Server:
 
     def has_message(self) -> bool:
         return self._router.has_message()
+
+    def with_dispatcher(self, act: Callable[[Dispatcher], Sequence[Outgoing]]) -> None:
+        """Let another thread use the dispatcher: `act` runs in the thread of `run`, at its next turn, and returns the
+        messages to deliver. Raises what `act` raises."""
+        done: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                self.delivery.send(act(self.dispatcher))
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._posted.append(run)
+        done.result(POSTED_SECONDS)
 
     def stop(self) -> None:
         """End the loop at its next turn; safe to call from a signal handler."""
@@ -196,6 +218,7 @@ class Server:
         """Carry out the instructions of a session as far as its backpressure allows. The size of a read is known only
         after the instructions before it."""
         backpressure, state = peer.backpressure, self.dispatcher.state
+        self._held[peer.ident] = peer
         while peer.ident in state.sessions and not self.dispatcher.is_waiting(peer.ident):
             if backpressure.asked is not None and backpressure.asked.request in state.pending:
                 reads = state.pending[backpressure.asked.request].reads
@@ -203,8 +226,10 @@ class Server:
             batch_slice = backpressure.next()
             backpressure.asked = batch_slice.read if batch_slice is not None else None
             if batch_slice is None:
-                return
+                break
             self.instruct(peer.ident, batch_slice.instructions, batch_slice.payloads, self.dispatcher.submit)
+        if peer.ident not in state.sessions or backpressure.is_empty:
+            self._held.pop(peer.ident, None)
 
     def instruct(
         self,
@@ -231,9 +256,8 @@ class Server:
                 break
             if isinstance(report, Goodbye):
                 self._forget(peer)
-        for identity in list(self.peers.clients.values()):  # a progress report may let queued instructions proceed
-            if identity in self.peers.by_identity:
-                self._proceed(self.peers.by_identity[identity])
+        for client in list(self._held.values()):  # a progress report may let queued instructions proceed
+            self._proceed(client)
         self._handshakes.welcome_waiting()
 
     def _use_report(self, peer: Peer, report: Report, payload: Payload | None) -> bool:
@@ -344,6 +368,8 @@ class Server:
 
     def _forget(self, peer: Peer) -> None:
         self.peers.remove(peer)
+        if peer.is_client:
+            self._held.pop(peer.ident, None)
         log.info("%s %d has left", peer.hello.role, peer.ident)
 
     def _end_session(self, peer: Peer) -> None:

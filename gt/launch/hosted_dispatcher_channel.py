@@ -6,13 +6,15 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import zmq
 
 from gt.core.errors import SessionError, WorkerLost
 from gt.core.message_events import Observer
 from gt.core.messages import Answer, Instruction, Welcome
+from gt.dispatcher.dispatcher import Dispatcher
+from gt.dispatcher.message_queue import Outgoing
 from gt.dispatcher.server import Server
 from gt.launch.local_processes import LocalProcesses
 from gt.wire import shared_memory
@@ -75,6 +77,16 @@ class HostedDispatcherChannel:
             while self._server.turn(waits=False):  # so that it plans with all reports that have arrived
                 pass
             self._server.instruct(self._session, packed, payloads)
+            self._waiting.wake()
+
+    def with_dispatcher(self, act: Callable[[Dispatcher], Sequence[Outgoing]]) -> None:
+        """Let another thread use the dispatcher; `act` returns the messages to deliver. Messages that have arrived are
+        taken first."""
+        with self._lock:
+            self._require_open()
+            while self._server.turn(waits=False):
+                pass
+            self._server.delivery.send(act(self._server.dispatcher))
             self._waiting.wake()
 
     def wait(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -49,6 +50,7 @@ class InProcessChannel:
             self.dispatcher.make_ready(executor.worker)
         self._session = self.dispatcher.open_session("here", os.getpid())
         self._arrived: deque[Received] = deque()
+        self._lock = threading.Lock()  # held by the thread that uses the dispatcher
 
     def _make_executor(self, worker: int, backend: str, compiling: CompileSettings) -> Executor:
         return Executor(
@@ -67,7 +69,13 @@ class InProcessChannel:
 
     def send(self, batch: Sequence[Instruction], uploads: Sequence[Upload]) -> None:
         buffers = [as_buffer(upload) for upload in uploads]
-        self._deliver(self.dispatcher.instruct(self._session, batch, buffers))
+        with self._lock:
+            self._deliver(self.dispatcher.instruct(self._session, batch, buffers))
+
+    def with_dispatcher(self, act: Callable[[Dispatcher], Sequence[Outgoing]]) -> None:
+        """Let another thread use the dispatcher, between two batches; `act` returns the messages to deliver."""
+        with self._lock:
+            self._deliver(act(self.dispatcher))
 
     def _deliver(self, outgoing: Sequence[Outgoing]) -> None:
         """Collect commands by worker and run them together. Before a command in which workers exchange tensors, all

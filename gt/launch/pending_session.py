@@ -15,13 +15,13 @@ class PendingSession:
     """Worker processes that are starting, and the channel that their session will use."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self.settings = settings
         self.workers = settings.workers or 1
         self.processes = LocalProcesses(self.workers, settings)
         copy = copy_bytes if settings.shares_memory else None
         try:
             observer = open_log(settings.instruction_log)
-            self._channel = HostedDispatcherChannel(
+            self.channel = HostedDispatcherChannel(
                 self.processes, copy, observer, settings.heartbeat_timeout, settings.copy_limit
             )
         except BaseException:
@@ -31,13 +31,13 @@ class PendingSession:
     def open(self) -> Session:
         """The session, when all workers are ready. Raises WorkerLost if one of them has ended."""
         try:
-            welcome = self._channel.welcome(self.workers, self._settings.timeout)
+            welcome = self.channel.welcome(self.workers, self.settings.timeout)
         except BaseException:
             self.stop()
             raise
-        return Session(self._channel, welcome, self._settings.auto_shard, self._settings.hot_path)
+        return Session(self.channel, welcome, self.settings.auto_shard, self.settings.hot_path)
 
     def stop(self) -> None:
         """End the workers before a session was opened."""
-        self._channel.close()
+        self.channel.close()
         self.processes.stop()

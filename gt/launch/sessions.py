@@ -13,34 +13,43 @@ from gt.client import active_session
 from gt.client.compilation import compiled_function
 from gt.client.host_data import copy_bytes
 from gt.client.interrupts import defer, is_inside
+from gt.client.issued_ops import SessionCaptures
 from gt.client.optimizer_step_hooks import register_step_hooks
 from gt.client.session import FORKED, Session
 from gt.client.torch_patches.torch_compile import patch_compile
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.settings import BACKENDS, MODES, Settings, parse_address, read_settings
+from gt.debug import Trace
+from gt.dispatcher.captures import UseDispatcher
 from gt.launch.in_process_channel import InProcessChannel
 from gt.launch.local_processes import LocalProcesses
 from gt.launch.pending_session import PendingSession
+from gt.launch.program_captures import ProgramCaptures
 from gt.monitor.instruction_log import open_log
+from gt.monitor.monitor_socket import MonitorSocket
 from gt.signals.registry import registry
 from gt.wire import shared_memory
 from gt.wire.server_keys import keys_directory
 from gt.wire.socket_channel import SocketChannel
 from gt.wire.stderr_logging import configure_logging
 
+TRACE_LIMIT = 1 << 20  # messages in the trace of GT_TRACE, and commands of each worker
 _ENDED = "GT was shut down, and its tensors with it; call gt.init() to start again"
 
 
 class _LaunchState:
     """The worker processes of this program, and the number of workers that its first tensor starts. `start` is that of
-    workers whose session was not needed yet; `closed_because` is why no session is opened before `gt.init`."""
+    workers whose session was not needed yet; `closed_because` is why no session is opened before `gt.init`. `monitor`
+    is the socket that tools attach to; `trace` is that of GT_TRACE."""
 
     def __init__(self) -> None:
         self.workers_wanted = 0
         self.start: PendingSession | None = None
         self.processes: LocalProcesses | None = None
         self.closed_because = ""
+        self.monitor: MonitorSocket | None = None
+        self.trace: Trace | None = None
 
     def is_running(self) -> bool:
         return active_session.active is not None or self.start is not None
@@ -96,8 +105,12 @@ def shutdown() -> None:
         defer(shutdown)
         return
     session = active_session.active
+    _end_trace()
     active_session.activate(None)
     _state.closed_because = _ENDED
+    monitor, _state.monitor = _state.monitor, None
+    if monitor is not None:
+        monitor.close()
     _state.workers_wanted = 0
     start, _state.start = _state.start, None
     try:
@@ -135,7 +148,7 @@ def _finish_start(start: PendingSession) -> Session:
     must not run on another worker."""
     _state.start, _state.processes = None, start.processes
     try:
-        return start.open()
+        return _observed(start.open(), start.channel.with_dispatcher, start.settings)
     except BaseException as error:
         _state.processes = None
         reason = str(error) or type(error).__name__  # KeyboardInterrupt has no text
@@ -192,7 +205,31 @@ def _open(settings: Settings) -> Session:
     channel = InProcessChannel(
         settings.workers or 1, settings.backend, observer, settings.copy_limit, settings.compiling
     )
-    return Session(channel, channel.welcome(), settings.auto_shard, settings.hot_path)
+    session = Session(channel, channel.welcome(), settings.auto_shard, settings.hot_path)
+    return _observed(session, channel.with_dispatcher, settings)
+
+
+def _observed(session: Session, with_dispatcher: UseDispatcher | None, settings: Settings) -> Session:
+    """Let tools look at a session, from outside if this process runs the dispatcher. Begins the trace of GT_TRACE."""
+    if with_dispatcher is None:
+        session.captures = SessionCaptures(session)
+    else:
+        session.captures = ProgramCaptures(session, with_dispatcher)
+        _state.monitor = MonitorSocket(session.captures)
+    if settings.trace:
+        _state.trace = Trace(settings.trace, TRACE_LIMIT)
+        _state.trace.begin(session)
+    return session
+
+
+def _end_trace() -> None:
+    trace, _state.trace = _state.trace, None
+    if trace is None:
+        return
+    try:
+        trace.end()
+    except Exception as error:  # the program has ended well: its trace must not change that
+        print(f"gt: the trace of GT_TRACE is lost: {error}", file=sys.stderr)
 
 
 def _open_connected(settings: Settings) -> Session:
@@ -211,7 +248,7 @@ def _open_connected(settings: Settings) -> Session:
         raise
     if settings.instruction_log:
         print(f"gt: {_log_notice(settings, welcome.instruction_log)}", file=sys.stderr)
-    return Session(channel, welcome, settings.auto_shard, settings.hot_path)
+    return _observed(Session(channel, welcome, settings.auto_shard, settings.hot_path), None, settings)
 
 
 def _log_notice(settings: Settings, path: str) -> str:
@@ -223,8 +260,12 @@ def _log_notice(settings: Settings, path: str) -> str:
 
 
 def _leave_to_parent() -> None:
-    """After a fork: leave the parent's worker processes alone."""
+    """After a fork: leave the parent's worker processes, its monitor socket and its trace alone."""
     _state.processes = None
+    _state.trace = None
+    monitor, _state.monitor = _state.monitor, None
+    if monitor is not None:
+        monitor.close()
     if _state.start is not None:
         _inherited.append(_state.start)
         _state.start = None

@@ -10,8 +10,10 @@ import zmq
 
 from gt.core.errors import GTError
 from gt.core.settings import read_settings, require_loopback
+from gt.dispatcher.captures import DispatcherCaptures
 from gt.dispatcher.server import Server
 from gt.monitor.instruction_log import open_log
+from gt.monitor.monitor_socket import MonitorSocket
 from gt.wire import shared_memory
 from gt.wire.server_keys import keys_directory, make_keys, remove_keys, write_keys
 from gt.wire.stderr_logging import configure_logging
@@ -54,9 +56,11 @@ def main() -> int:
     shared_memory.sweep_dead()
     port = endpoint.rpartition(":")[2]
     print(f"GT server at {endpoint}; workers join with: python -m gt.worker -p {port}", file=sys.stderr)
+    monitor = MonitorSocket(DispatcherCaptures(server.with_dispatcher), int(port))
     try:
         server.run()
     finally:
+        monitor.close()
         remove_keys(directory, endpoint, keys)
     return 0
 

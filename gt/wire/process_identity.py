@@ -27,11 +27,23 @@ def process_namespace() -> int:
         return 0
 
 
+@functools.cache
+def _has_proc() -> bool:
+    return Path("/proc").is_dir()
+
+
+def _read_status(pid: int) -> bytes:
+    """The status line of a process: bytes, because its name need not be valid UTF-8. Not by a Path: a server reads the
+    status of all its peers several times a second."""
+    with open(f"/proc/{pid}/stat", "rb", buffering=0) as status:
+        return status.read()
+
+
 def start_mark(pid: int) -> str:
     """The start time of a process, which distinguishes it from a later one with the same pid; "" if it has ended.
     Raises OSError if it cannot be read, for example because this process has too many files open."""
     try:
-        status = Path(f"/proc/{pid}/stat").read_bytes()  # bytes: the name of a process need not be valid UTF-8
+        status = _read_status(pid)
     except (FileNotFoundError, ProcessLookupError):
         return ""
     fields = status.rpartition(b")")[2].decode().split()
@@ -41,14 +53,14 @@ def start_mark(pid: int) -> str:
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal or a debugger."""
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+        return _read_status(pid).rpartition(b")")[2].split()[0] in (b"T", b"t")
     except OSError:
         return False
 
 
 def is_running(pid: int, mark: str) -> bool:
     """Whether the process with this pid and start mark still runs; True if that is not known."""
-    if Path("/proc").is_dir():
+    if _has_proc():
         try:
             return mark != "" and start_mark(pid) == mark
         except OSError:

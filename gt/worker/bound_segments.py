@@ -149,6 +149,12 @@ class BoundSegment:
         done = len(registers) - self.body.scalar_count
         return next(number for number, op in enumerate(self.body.ops) if op.outputs[-1] >= done)
 
+    def positions(self, before: int, after: int) -> range:
+        """The positions of the ops that have added registers from `before` to `after`."""
+        counts = [before - self.body.scalar_count, after - self.body.scalar_count]
+        first, end = (sum(op.outputs[-1] < count for op in self.body.ops) for count in counts)
+        return range(first, end)
+
     def restore(self, run: RunSegment, variant: Variant, registers: list[Any], position: int, tensors: Tensors) -> None:
         """Store all values under their ids, as they would be if the commands before `position` had run one by one."""
         ids = self.body.ids(run.first, run.externals)

@@ -50,6 +50,7 @@ from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.engines.engine import Engine
 from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import Exchanging
+from gt.worker.failed_value import FailedValue
 from gt.worker.late_failures import LateFailures
 from gt.worker.memory_recorder import MemoryRecorder
 from gt.worker.op_runner import OpRunner
@@ -87,7 +88,7 @@ class Executor:
         self._reports: list[ReportAndBytes] = []
         self._progress_time = 0
         self.scopes = ScopeTable()
-        self._timeline = TimelineRecorder()
+        self._timeline = TimelineRecorder(self)
         place = progress if progress is not None else [0, 0]
         self._runner = OpRunner(worker, engine, exchange, self._timeline, self._report, place)
         self.tensors = self._runner.tensors
@@ -95,7 +96,7 @@ class Executor:
         self._steps = self._runner.steps
         self._memory = MemoryRecorder(engine, self.tensors)
         self._compiler = self._make_compiler(compile_server, compiles_all) if compile_server is not None else None
-        self._replay = SegmentReplay(self._runner, self._compiler)
+        self._replay = SegmentReplay(self._runner, self._compiler, self._timeline)
         flags = exchange.flags
         self._late = LateFailures(self.tensors, flags, self._expand) if flags is not None else None
         self._transfers = TensorTransfers(
@@ -162,7 +163,8 @@ class Executor:
         if self._memory.is_on:
             self._run_measured(self._expanded(batch))
         elif self._timeline.is_on:
-            self._run_recorded(self._expanded(batch))
+            self._run_batch(self._timeline.timed(batch))
+            self._timeline.sample_memory(self._held_bytes)
         else:
             self._run_batch(batch)
         return self._reports
@@ -231,19 +233,16 @@ class Executor:
 
     # Recording
 
-    def _run_recorded(self, commands: Iterator[Command]) -> None:
-        for command in commands:
-            with self._timeline.noting(command, self._describe):
-                self._actions[type(command)](command)
-
     def _recorded(self, command: RunOp, computation: Exchanging) -> Exchanging:
-        with self._timeline.noting(command, self._describe):
-            return (yield from computation)
+        start = self._timeline.begin()
+        result = yield from computation
+        self._timeline.end(command, start)
+        return result
 
     def _run_measured(self, commands: Iterator[Command]) -> None:
         for command in commands:
-            run = self._run_recorded if self._timeline.is_on else self._run_batch
-            run(iter((command,)))
+            batch = iter((command,))
+            self._run_batch(self._timeline.timed(batch) if self._timeline.is_on else batch)
             self._runner.overlapped.finish_all()
             self._memory.note(command)
 
@@ -252,9 +251,20 @@ class Executor:
         self._memory.note(command)
         return result
 
-    def _describe(self, command: RunOp | QueryOp) -> tuple[str, str]:
+    def _held_bytes(self) -> int:
+        return sum([int(value.nbytes) for value in self.tensors.values() if not isinstance(value, FailedValue)])
+
+    def describe_op(self, command: RunOp | QueryOp) -> tuple[str, str]:
         """The names of the op and of the scope of a command."""
-        return self.ops[command.op_id].op, self.scopes.name(session_of(command.op_id), command.scope)
+        return self.ops[command.op_id].op, self.describe_scope(session_of(command.op_id), command.scope)
+
+    def describe_scope(self, session: int, scope: int) -> str:
+        return self.scopes.name(session, scope)
+
+    def describe_segment(self, command: RunSegment) -> tuple[SegmentBody, Sequence[str]]:
+        """The body of a segment, and the names of its ops."""
+        segment = self.segments[command.segment_id]
+        return segment.body, [bound.op for bound in segment.bound]
 
     def _report(self, report: Report, buffer: Buffer | None = None) -> None:
         self._reports.append((report, buffer))
@@ -279,6 +289,7 @@ class Executor:
     def _forget(self, command: ForgetOps) -> None:
         if self._late is not None:
             self._late.settle()  # it may need the definitions of segments that have run
+        self._timeline.settle()  # likewise
         for op_id in command.op_ids:
             self.ops.pop(op_id, None)
             self.segments.pop(op_id, None)
@@ -312,6 +323,7 @@ class Executor:
 
     def _end_session(self, command: WorkerEndSession) -> None:
         self._runner.overlapped.finish_all()
+        self._timeline.settle()
         for table in (self.tensors, self.ops, self.segments):
             for ident in [ident for ident in table if session_of(ident) == command.session]:
                 del table[ident]  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from gt.worker.compilation.compiled_blocks import CompiledCodeError
 from gt.worker.compilation.segment_compiler import SegmentCompiler
 from gt.worker.failed_value import FailedValue
 from gt.worker.op_runner import OpRunner
+from gt.worker.timeline_recorder import TimelineRecorder
 
 _NoneType = type(None)
 
@@ -20,8 +21,9 @@ class SegmentReplay:
     """Runs segments with the tensors, ops and optimizer steps of a runner. `ops_replayed` counts the ops of complete
     replays."""
 
-    def __init__(self, runner: OpRunner, compiler: SegmentCompiler | None) -> None:
+    def __init__(self, runner: OpRunner, compiler: SegmentCompiler | None, timeline: TimelineRecorder) -> None:
         self._runner = runner
+        self._timeline = timeline
         self._compiler = compiler
         self.ops_replayed = 0
 
@@ -61,18 +63,23 @@ class SegmentReplay:
         self, run: RunSegment, segment: BoundSegment, blocks: Sequence[Block], registers: list[Any]
     ) -> None:
         """Hot path."""
-        progress, append = self._runner.progress, registers.append
+        progress, append, timeline = self._runner.progress, registers.append, self._timeline
         for block in blocks:
             if type(block) is list:
-                for call, pick, clear, position in block:
+                for call, pick, clear, position in timeline.timed_steps(block) if timeline.is_on else block:
                     progress[1] = position
                     append(call(*pick(registers)))
                     for register in clear:
                         registers[register] = None
             elif type(block) is OtherStep:
-                self._run_other(run, segment, block, registers)
+                for step in timeline.timed_steps((block,)) if timeline.is_on else (block,):
+                    self._run_other(run, segment, step, registers)
             else:
+                start = timeline.clock() if timeline.is_on else 0
+                before = len(registers)
                 block.run(registers, lambda inner: self._run_blocks(run, segment, inner, registers))  # type: ignore[union-attr]
+                if start:
+                    timeline.note_code(segment.positions(before, len(registers)), start)
 
     def _may_write(self, run: RunSegment, segment: BoundSegment) -> bool:
         """Whether the optimizer steps let a replay write to the tensors that the segment writes to. If so, tells the

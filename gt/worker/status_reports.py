@@ -83,5 +83,5 @@ class StatusReports:
         self._report(MemoryReport(command.request, WorkerMemory(uses, most_copies)))
 
     def read_timeline(self, command: ReadTimeline) -> None:
-        ran, dropped = self._timeline_recorder.take(session_of(command.request), command.limit)
-        self._report(TimelineReport(command.request, ran, dropped))
+        taken = self._timeline_recorder.take(session_of(command.request), command.limit)
+        self._report(TimelineReport(command.request, *taken))

@@ -1,91 +1,158 @@
-"""Records when commands ran, for sessions that ask for a timeline. Its `clock` is also the executor's."""
+"""Records when commands ran, for sessions and monitors that ask for a timeline. Its `clock` is also the executor's.
+
+While a recording is on, each command costs two readings of the clock. What is recorded is described when it is taken.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from typing import TypeAlias, get_args
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
-from gt.core.message_fields import owner_of
-from gt.core.messages import RAN_AT_ONCE, Command, QueryOp, Ran, RunOp, Swapped, WorkerCreateTensor
+from gt.core.ids import ALL_SESSIONS, session_of
+from gt.core.message_fields import id_fields, owner_of
+from gt.core.messages import (
+    MAX_SAMPLES,
+    RAN_AT_ONCE,
+    Command,
+    QueryOp,
+    Ran,
+    RunOp,
+    RunSegment,
+    Swapped,
+    WorkerCreateTensor,
+)
+from gt.core.segments import SegmentBody
 from gt.worker.exchange.local_steps import LocalStep
+
+MAX_NAMED = 16  # inputs, and outputs, that a record of a command names
+SAMPLE_NANOSECONDS = 20_000_000  # between two samples of the memory
 
 # by command: its name in a timeline, None if it is not recorded; a command that declares none fails here
 _TIMELINE_NAMES: dict[type, str | None] = {kind: kind.timeline_name for kind in get_args(Command)}
 
 
-Describe: TypeAlias = Callable[[RunOp | QueryOp], tuple[str, str]]
-"""The names of the op and of the scope of a command."""
+class DescribeOps(Protocol):
+    """Describes commands: the names of the op and the scope, and the ops of a segment with their names."""
+
+    def describe_op(self, command: RunOp | QueryOp) -> tuple[str, str]: ...
+    def describe_segment(self, command: RunSegment) -> tuple[SegmentBody, Sequence[str]]: ...
+    def describe_scope(self, session: int, scope: int) -> str: ...
 
 
-class _TimelineRecording:
-    """The recorded commands of one session; `dropped` counts those that came when `limit` were held."""
+_Step = TypeVar("_Step", bound=tuple[Any, ...])
+OpTime: TypeAlias = tuple[range, int, int]
+"""The positions of ops of a segment, their start and their end. Several ops are one piece of compiled code."""
+
+
+class _Timed(NamedTuple):
+    """A command as it was recorded."""
+
+    command: Command
+    start: int
+    end: int
+    swaps: Sequence[Swapped]
+    ops: Sequence[OpTime]
+
+
+class _Recording:
+    """The recorded commands of one session, or of all; `dropped` counts those that came when `limit` were held.
+    `memory` has samples of the bytes that the worker holds, each with its time."""
 
     def __init__(self) -> None:
         self.limit = 0
         self.ran: deque[Ran] = deque()
         self.dropped = 0
+        self.memory: list[tuple[int, int]] = []
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.ran) >= self.limit
+
+    def add(self, ran: Ran) -> None:
+        if self.is_full:
+            self.dropped += 1
+        else:
+            self.ran.append(ran)
 
 
 class TimelineRecorder:
-    """`is_on` says whether any session asks for a timeline. A worker reads it once per batch, so that recording costs
+    """`is_on` says whether anybody asks for a timeline. A worker reads it once per batch, so that recording costs
     nothing while it is off."""
 
-    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, describe: DescribeOps, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.is_on = False
         self.clock = clock
-        self._recordings: dict[int, _TimelineRecording] = {}
+        self._describe = describe
+        self._recordings: dict[int, _Recording] = {}
+        self._timed: list[_Timed] = []
+        self._count = 0  # ops and other commands in `_timed`
+        self._most = 0  # the largest limit of all recordings
         self._swaps: list[Swapped] = []
+        self._ops: list[OpTime] = []
+        self._next_sample = 0
 
-    def take(self, session: int, limit: int) -> tuple[tuple[Ran, ...], int]:
-        """The oldest commands recorded, and how many were dropped since the last call. From now on at most `limit` are
-        held; 0 ends the recording."""
-        recording = self._recordings.setdefault(session, _TimelineRecording())
+    def take(self, session: int, limit: int) -> tuple[tuple[Ran, ...], int, tuple[tuple[int, int], ...]]:
+        """The oldest commands recorded, how many were dropped since the last call, and samples of the memory. From now
+        on at most `limit` commands are held; 0 ends the recording."""
+        self.settle()
+        recording = self._recordings.setdefault(session, _Recording())
         taken = tuple(recording.ran.popleft() for _ in range(min(RAN_AT_ONCE, len(recording.ran))))
         dropped, recording.dropped = recording.dropped, 0
+        memory, recording.memory = tuple(recording.memory), []
         recording.limit = limit
         if not limit and not recording.ran:
             self.forget(session)
-        self._update_is_on()
-        return taken, dropped
+        self._update()
+        return taken, dropped, memory
 
     def forget(self, session: int) -> None:
+        self.settle()
         self._recordings.pop(session, None)
-        self._update_is_on()
+        self._update()
 
-    def _update_is_on(self) -> None:
-        self.is_on = any(recording.limit for recording in self._recordings.values())
+    def _update(self) -> None:
+        self._most = max((recording.limit for recording in self._recordings.values()), default=0)
+        self.is_on = bool(self._most)
 
-    @contextmanager
-    def noting(self, command: Command, describe: Describe) -> Generator[None]:
-        """Record the time that a command takes, if its session asks for a timeline."""
-        session, op, scope, site = self._session_of(command), "", "", 0
-        if session and isinstance(command, RunOp | QueryOp):
-            op, scope = describe(command)
-            site = command.site
-        elif session:
-            op = _TIMELINE_NAMES[type(command)] or ""
-            site = command.site if isinstance(command, WorkerCreateTensor) else 0
-        self._swaps = []
-        start = self.clock()
-        yield
-        end = self.clock()
-        if session:
-            self._note(self._recordings[session], Ran(op, site, scope, start, end, tuple(self._swaps)))
+    # Recording
 
-    def _session_of(self, command: Command) -> int:
-        """The session that a command belongs to; 0 if it is not recorded."""
-        session = 0 if _TIMELINE_NAMES[type(command)] is None else owner_of(command)
-        recording = self._recordings.get(session)
-        return session if recording is not None and recording.limit else 0
+    def timed(self, commands: Iterable[Command]) -> Iterator[Command]:
+        """The same commands. The time until the next one is asked for is that of the command."""
+        clock = self.clock
+        for command in commands:
+            self._swaps, self._ops = [], []
+            start = clock()
+            yield command
+            self._add(command, start, clock())
 
-    def _note(self, recording: _TimelineRecording, ran: Ran) -> None:
-        if len(recording.ran) < recording.limit:
-            recording.ran.append(ran)
-        else:
-            recording.dropped += 1
+    def begin(self) -> int:
+        """The time at which a command begins that does not run in a batch; `end` records it."""
+        self._swaps, self._ops = [], []
+        return self.clock()
+
+    def end(self, command: Command, start: int) -> None:
+        self._add(command, start, self.clock())
+
+    def _add(self, command: Command, start: int, end: int) -> None:
+        if self._count >= self._most:
+            self.settle()  # what the recordings have no room for is counted
+        self._timed.append(_Timed(command, start, end, self._swaps, self._ops))
+        self._count += 1 + len(self._ops)
+
+    def timed_steps(self, steps: Iterable[_Step]) -> Iterator[_Step]:
+        """The same steps of a segment, each with the position of its op as the last field."""
+        clock, ops = self.clock, self._ops
+        for step in steps:
+            start = clock()
+            yield step
+            ops.append((range(step[-1], step[-1] + 1), start, clock()))
+
+    def note_code(self, positions: range, start: int) -> None:
+        """Record compiled code that has run in place of ops of a segment, unless the ops themselves have run."""
+        if positions and (not self._ops or self._ops[-1][1] < start):
+            self._ops.append((positions, start, self.clock()))
 
     def note_exchange(self, steps: Sequence[LocalStep], start: int) -> None:
         """Record an exchange that has ended, of the command that is running."""
@@ -94,4 +161,73 @@ class TimelineRecorder:
         for step in steps:
             sends.update(step.sent)
             receives.update(step.received)
-        self._swaps.append(Swapped(start, self.clock(), tuple(sends.items()), tuple(receives.items())))
+        kind = ", ".join(dict.fromkeys(step.kind for step in steps))
+        self._swaps.append(Swapped(start, self.clock(), tuple(sends.items()), tuple(receives.items()), kind))
+
+    def sample_memory(self, measure: Callable[[], int]) -> None:
+        """Record the bytes that the worker holds, unless that was done a moment ago."""
+        now = self.clock()
+        if now < self._next_sample:
+            return
+        self._next_sample = now + SAMPLE_NANOSECONDS
+        sample = (now, measure())
+        for recording in self._recordings.values():
+            if recording.limit and len(recording.memory) < MAX_SAMPLES:
+                recording.memory.append(sample)
+
+    # Describing
+
+    def settle(self) -> None:
+        """Describe what was recorded: before definitions are forgotten, and before it is taken."""
+        timed, self._timed, self._count = self._timed, [], 0
+        for each in timed:
+            name = _TIMELINE_NAMES[type(each.command)]
+            session = owner_of(each.command)
+            recordings = [self._recordings.get(owner) for owner in {session, ALL_SESSIONS}]
+            listening = [recording for recording in recordings if recording is not None and recording.limit]
+            if name is None or not listening:
+                continue
+            if all(recording.is_full for recording in listening):
+                for recording in listening:
+                    recording.dropped += max(1, len(each.ops))
+                continue
+            for ran in self._described(each, session, name):
+                for recording in listening:
+                    recording.add(ran)
+
+    def _described(self, timed: _Timed, session: int, name: str) -> Iterator[Ran]:
+        command, start, end, swaps, _ = timed
+        if isinstance(command, RunSegment):
+            yield from self._described_segment(command, session, timed)
+            return
+        scope, site = "", 0
+        if isinstance(command, RunOp | QueryOp):
+            name, scope = self._describe.describe_op(command)
+            site = command.site
+        elif isinstance(command, WorkerCreateTensor):
+            site = command.site
+        inputs, outputs = _named_ids(command)
+        yield Ran(name, site, scope, start, end, tuple(swaps), session, inputs, outputs)
+
+    def _described_segment(self, command: RunSegment, session: int, timed: _Timed) -> Iterator[Ran]:
+        """The ops of a segment that have run; the swaps belong to the ops in whose time they were."""
+        body, names = self._describe.describe_segment(command)
+        ids = body.ids(command.first, command.externals)
+        for positions, start, end in timed.ops:
+            op, last = body.ops[positions[0]], body.ops[positions[-1]]
+            name = names[positions[0]] if len(positions) == 1 else f"compiled code of {len(positions)} ops"
+            swaps = tuple(swap for swap in timed.swaps if start <= swap.start < end)
+            inputs = tuple([ids[slot] for slot in op.inputs[:MAX_NAMED]])
+            outputs = tuple([ids[slot] for slot in last.outputs[:MAX_NAMED]])
+            scope = self._describe.describe_scope(session, op.scope)
+            yield Ran(name, op.site, scope, start, end, swaps, session, inputs, outputs)
+
+
+def _named_ids(command: Command) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The first of the tensors that a command reads, and of those that it makes."""
+    if isinstance(command, RunOp):
+        return command.inputs[:MAX_NAMED], command.outputs[:MAX_NAMED]
+    if isinstance(command, WorkerCreateTensor):
+        return (), (command.id,)
+    ids = [ident for ident in id_fields(type(command)).all(command) if session_of(ident)]
+    return tuple(ids[:MAX_NAMED]), ()

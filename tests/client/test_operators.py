@@ -274,7 +274,7 @@ def test_modes_and_profiles_see_operators():
     with Seeing():
         y * 2
     assert torch.Tensor.__mul__ in seen or torch.Tensor.mul in seen
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         y * 2
     assert "aten::mul" in {event.key for event in profile.key_averages()}
 

@@ -144,6 +144,36 @@ def test_a_mark_that_a_worker_was_not_given_is_refused():
     assert harness.report(worker, Progress(mark, 1)) == []
 
 
+def test_a_mark_is_sent_for_a_share_of_the_allowance_not_for_each_turn():
+    harness = harness_of(ADD, meta(4))
+    sent = []
+    for turn in range(200):
+        now = submit(harness, *ops(10, 1000 + 10 * turn))
+        sent += now
+        reported(harness, now, 1000)
+    assert len(commands(sent, RunOp)) == 2_000 and 2 <= len(marks(sent)) < 20
+
+
+def test_a_client_that_is_no_longer_alone_is_not_stuck_with_work_that_has_no_mark():
+    harness = harness_of(ADD, meta(4))
+    for turn in range(400):  # its allowance grows to the largest
+        sent = submit(harness, *ops(100, 20_000 + 100 * turn))
+        reported(harness, sent, 1000)
+    turn = 0
+    while not marks(sent):
+        sent, turn = submit(harness, *ops(100, 70_000 + 100 * turn)), turn + 1
+    reported(harness, sent, 1000)
+    unmarked = submit(harness, *ops(2 * int(MAX_UNITS), 2000))
+    assert marks(unmarked) == [] and len(commands(unmarked, RunOp)) == 2 * MAX_UNITS, "a quarter of 32 allowances"
+    harness.open()
+    sent = submit(harness, *ops(3_000, 10_000))
+    assert commands(sent, RunOp) == [] and len(marks(sent)) == 1
+    done = 0
+    while sent := reported(harness, sent, 1000):
+        done += len(commands(sent, RunOp))
+    assert done == 3_000
+
+
 # With real processes
 
 HEAVY_OPS = 400

@@ -38,7 +38,12 @@ def test_reasons_are_for_ops_that_have_no_rule(rows):
 
 
 # Ops that an older or a newer torch has, and this one may not.
-OTHER_VERSIONS = {"aten.cholesky", "aten._upsample_lanczos2d_aa", "aten._upsample_lanczos2d_aa_backward"}
+OTHER_VERSIONS = {
+    "aten.cholesky",
+    "aten._foreach_clone",
+    "aten._upsample_lanczos2d_aa",
+    "aten._upsample_lanczos2d_aa_backward",
+}
 
 
 def test_rules_are_for_existing_ops():

@@ -188,11 +188,16 @@ FOREIGN = RunOp(own(1, 2), (), (), (), 0, 3)
 def recorder():
     """Its clock shows 10, 20, 30, ..."""
     ticks = itertools.count(10, 10)
-    return TimelineRecorder(lambda: next(ticks))
+    return TimelineRecorder(Definitions(), lambda: next(ticks))
+
+
+class Definitions:
+    def describe_op(self, command):
+        return "aten.x.default", "forward"
 
 
 def run(recorder, command, step=None):
-    with recorder.noting(command, lambda command: ("aten.x.default", "forward")):
+    for _ in recorder.timed([command]):
         if step is not None:
             recorder.note_exchange([step], recorder.clock())
 
@@ -209,8 +214,11 @@ def test_a_command_is_recorded_with_its_op_scope_and_line(recorder):
     recorder.take(1, 5)
     run(recorder, OP)
     run(recorder, FreeTensors((own(5),)))
-    told = (Ran("aten.x.default", 3, "forward", 10, 20), Ran("free", 0, "", 30, 40))
-    assert recorder.take(1, 0) == (told, 0)
+    told = (
+        Ran("aten.x.default", 3, "forward", 10, 20, (), 1, (), (own(5),)),
+        Ran("free", 0, "", 30, 40, (), 1, (own(5),)),
+    )
+    assert recorder.take(1, 0) == (told, 0, ())
 
 
 def test_commands_of_other_sessions_are_not_reported(recorder):
@@ -219,7 +227,7 @@ def test_commands_of_other_sessions_are_not_reported(recorder):
     (step,) = plan_reshard((2,), 4, over("- + x"), over("-")).steps
     run(recorder, FOREIGN, LocalStep(0, meta, step, nbytes=16))
     run(recorder, OP)
-    ((told,), dropped) = recorder.take(1, 0)
+    (told,), dropped, _ = recorder.take(1, 0)
     assert (told.op, told.swaps, dropped) == ("aten.x.default", (), 0)
 
 
@@ -227,11 +235,11 @@ def test_the_oldest_events_are_kept_and_reported_first(recorder):
     recorder.take(1, RAN_AT_ONCE + 1)
     for _ in range(RAN_AT_ONCE + 3):
         run(recorder, OP)
-    first, dropped = recorder.take(1, 0)
-    rest, none = recorder.take(1, 0)
+    first, dropped, _ = recorder.take(1, 0)
+    rest, none, _ = recorder.take(1, 0)
     assert (len(first), len(rest), dropped, none) == (RAN_AT_ONCE, 1, 2, 0)
     assert first[0].start == 10 < rest[0].start
-    assert recorder.take(1, 0) == ((), 0)
+    assert recorder.take(1, 0) == ((), 0, ())
 
 
 def test_an_ended_session_is_forgotten(recorder):
@@ -239,4 +247,4 @@ def test_an_ended_session_is_forgotten(recorder):
     run(recorder, OP)
     recorder.forget(1)
     assert not recorder.is_on
-    assert recorder.take(1, 0) == ((), 0)
+    assert recorder.take(1, 0) == ((), 0, ())

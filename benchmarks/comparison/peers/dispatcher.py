@@ -22,6 +22,7 @@ from gt.dispatcher.server import Server
 
 OPS, QUICK_OPS = 40_000, 8_000  # of all clients together, for up to MANY workers; fewer for more
 MANY = 16
+FEWEST = 8  # ops, or segments, of each client
 QUICK_WORKERS = 8
 ROUNDS = 2
 SEGMENT = 50  # ops of a segment, where they are sent in segments
@@ -42,13 +43,14 @@ def measure(request: Request) -> Cases:
 def measure_workers(workers: int, request: Request) -> tuple[list[float], float]:
     """Seconds of CPU for an op in each round, and the most ops in a second by the clock. `request.workers` is the
     number of clients."""
+    segment = SEGMENT if request.way else 1
     total = (QUICK_OPS if request.quick else OPS) * MANY // max(MANY, workers)
+    total = max(total, FEWEST * segment * request.workers)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         server = Server(f"ipc://{folder}/dispatcher")
         stack.callback(server.close)
         null_workers = stack.enter_context(Members("null_workers", server.endpoint, workers))
         turn_until(server, lambda: len(server.dispatcher.ready_workers()) == workers, null_workers)
-        segment = SEGMENT if request.way else 1
         clients = stack.enter_context(
             Members("null_clients", server.endpoint, request.workers, workers, total, segment)
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch._inductor
+import torch._inductor.config
 import torch._inductor.cpu_vec_isa
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -36,13 +37,14 @@ def find_vector_instructions() -> None:
 
 def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], threads: int, directory: Path) -> Path:
     """Compile a graph to a shared library in a directory (AOTInductor)."""
-    options = {
+    options: dict[str, Any] = {
         "aot_inductor.output_path": str(directory / "unit.so"),
         "compile_threads": 1,
         "cpp.threads": threads,
         "aot_inductor.precompile_headers": shutil.which("openssl") is not None,  # torch runs it for a checksum
-        "aot_inductor.enable_line_tables": False,
         "emulate_precision_casts": True,
     }
+    if hasattr(torch._inductor.config.aot_inductor, "enable_line_tables"):  # not in torch 2.10
+        options["aot_inductor.enable_line_tables"] = False
     with torch.no_grad():
         return Path(torch._inductor.aot_compile(graph, tuple(inputs), options=options))  # type: ignore[arg-type]

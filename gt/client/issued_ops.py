@@ -1,0 +1,69 @@
+"""Records when the program issues its ops, while a trace is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gt.client.session import Session
+from gt.core.message_events import Captured, MonitorEvent, OpIssued, WorkerRan, WorkerSampled
+from gt.core.messages import Instruction, Ran, RunOp, RunSegment
+
+
+class IssuedOps:
+    """The ops of one session that are issued between `begin` and `end`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def begin(self, limit: int) -> None:
+        self._session.outbox.record_times(limit)
+
+    def end(self) -> list[MonitorEvent]:
+        return [op for when, each in self._session.outbox.take_times() for op in self._described(when, each)]
+
+    def _described(self, when: int, instruction: Instruction) -> Iterator[OpIssued]:
+        session = self._session
+        for single in _expanded(session, instruction):
+            if isinstance(single, RunOp) and single.outputs:
+                signature = session.signatures.get(single.op_id)
+                op = signature.op if signature is not None else "(forgotten op)"
+                yield OpIssued(session.welcome.ident, when, op, site_text(session, single.site), single.outputs[0])
+
+
+def _expanded(session: Session, instruction: Instruction) -> Sequence[Instruction]:
+    body = session.segment_bodies.get(instruction.segment_id) if isinstance(instruction, RunSegment) else None
+    return body.expand(instruction) if body is not None else (instruction,)  # type: ignore[arg-type]
+
+
+def site_text(session: Session, site: int) -> str:
+    file, line, _ = session.sites.lookup(site)
+    return f"{file}:{line}"
+
+
+class SessionCaptures:
+    """Captures of a session whose dispatcher is a server that it shares: its own ops, and the commands that the workers
+    run for it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._issued = IssuedOps(session)
+
+    def begin(self, limit: int) -> None:
+        self._session.read_timeline(limit)
+        self._issued.begin(limit)
+
+    def end(self, seconds: float) -> Captured:
+        events = self._issued.end()
+        dropped = 0
+        found = True
+        while found:
+            found = False
+            for timeline in self._session.read_timeline(0).workers:
+                events += [self._ran(timeline.worker, ran) for ran in timeline.ran]
+                events += [WorkerSampled(timeline.worker, when, nbytes) for when, nbytes in timeline.memory]
+                dropped += timeline.dropped
+                found = found or bool(timeline.ran)
+        return Captured(events, dropped, ())
+
+    def _ran(self, worker: int, ran: Ran) -> WorkerRan:
+        return WorkerRan(worker, ran, site_text(self._session, ran.site) if ran.site else "")

@@ -1,0 +1,33 @@
+"""Writes what was captured to files: a trace in Chrome's format, and a log in the columns of the instruction log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gt.core.errors import SettingsError
+from gt.monitor.chrome_trace import chrome_trace
+from gt.monitor.records import Record
+
+
+def write_trace(path: Path, records: Iterable[Record], dropped: int) -> None:
+    """Write a trace that Perfetto opens. Raises SettingsError if the file cannot be written."""
+    data = msgspec.json.encode(chrome_trace(records, dropped))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    except OSError as error:
+        raise SettingsError(f"the trace cannot be written to {path}: {error}") from None
+
+
+def describe_gaps(dropped: int, missing: Sequence[int]) -> str:
+    """What a trace does not have; empty if it is complete."""
+    gaps = []
+    if dropped:
+        gaps.append(f"{dropped} records were over the limit and are not in it")
+    if missing:
+        workers = ", ".join(map(str, missing))
+        gaps.append(f"workers {workers} were busy and did not send their commands in time")
+    return "; ".join(gaps)
