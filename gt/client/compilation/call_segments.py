@@ -83,6 +83,8 @@ class _Segment:
         self.named = {*externals, *outputs, *self._kept}
         self.dead: tuple[int, ...] = ()
         self._first = slots[outputs[0]]
+        # By slots of the call: requests, such as those of flow control, took ids between those of the recorded ops.
+        self._offsets = tuple(tuple(slots[ident] - self._first for ident in op.outputs) for op in ops)
         self._externals = picker([slots[ident] for ident in externals])
         self._ops = ops
         self.count = len(ops)
@@ -98,13 +100,12 @@ class _Segment:
     def define(self, segment_id: int) -> DefineSegment:
         self.segment_id = segment_id
         ops, slots = self._ops, self._slots
-        first = ops[0].outputs[0]
         return DefineSegment(
             segment_id,
             tuple(op.op_id for op in ops),
             len(slots) - sum(len(op.outputs) for op in ops),
             tuple(tuple(slots[ident] for ident in op.inputs) for op in ops),
-            tuple(tuple(ident - first for ident in op.outputs) for op in ops),
+            self._offsets,
             tuple(len(op.scalars) for op in ops),
             tuple(op.scope for op in ops),
             tuple(op.site for op in ops),
@@ -167,7 +168,7 @@ def _split(
     numbers = _op_numbers(instructions)
     for run in _runs(instructions):
         ops = [(number, each) for number in run if isinstance(each := instructions[number], RunOp)]
-        if shortest is None or len(ops) < shortest or not are_in_order([op.outputs for _, op in ops]):
+        if shortest is None or len(ops) < shortest or not are_in_order(_output_slots(ops, slots)):
             for number in run:
                 yield _Single(instructions[number], builds[number], numbers[number])
             continue
@@ -184,6 +185,10 @@ def _split(
         for number in run:
             if number > end:
                 yield _Single(instructions[number], builds[number])
+
+
+def _output_slots(ops: Sequence[tuple[int, RunOp]], slots: Mapping[int, int]) -> list[tuple[int, ...]]:
+    return [tuple([slots[ident] for ident in op.outputs]) for _, op in ops]
 
 
 def _op_numbers(instructions: Sequence[Instruction]) -> list[int | None]:
