@@ -157,6 +157,25 @@ def _like(name: str) -> StrideRule:
     return rule
 
 
+def _group_norm_backward(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+    """As `_like`; since torch 2.15 an input that is contiguous in its memory format keeps its own strides, which may be
+    others in dims of one element."""
+    found = _like("input")(arguments, results)
+    given = arguments["input"]
+    if _GROUP_NORM_KEEPS_STRIDES and given.is_contiguous(memory_format=suggested_format(given)):
+        found[0] = given.stride() if results[0] is not None else None
+    return found
+
+
+def _group_norm_keeps_strides() -> bool:
+    given, mean = torch.empty_strided((1, 2, 1), (1, 1, 1), device="cpu"), torch.empty(1, 1, device="cpu")
+    backward = torch.ops.aten.native_group_norm_backward
+    return bool(backward(given, given, mean, mean, None, 1, 2, 1, 1, [True, False, False])[0].stride() == (1, 1, 1))
+
+
+_GROUP_NORM_KEEPS_STRIDES = _group_norm_keeps_strides()
+
+
 def _preserved(name: str = "self") -> StrideRule:
     """The strides of an argument, as `empty_like` keeps them; a tensor with gaps or overlaps keeps the order of its
     dims. `memory_format` asks for other strides."""
@@ -334,7 +353,7 @@ _RULES: dict[str, StrideRule] = {
     "native_channel_shuffle": _like("self"),
     "native_dropout_backward": _iterated,
     "native_group_norm": _like("input"),
-    "native_group_norm_backward": _like("input"),
+    "native_group_norm_backward": _group_norm_backward,
     "native_layer_norm": _contiguous,
     "native_layer_norm_backward": _contiguous,
     "nonzero_static": _contiguous,
