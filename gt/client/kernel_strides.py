@@ -160,7 +160,7 @@ def _like(name: str) -> StrideRule:
 def _group_norm_backward(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
     """As `_like`; since torch 2.15 an input that is contiguous in its memory format keeps its own strides, which may be
     others in dims of one element."""
-    found = _like("input")(arguments, results)
+    found = list(_like("input")(arguments, results))
     given = arguments["input"]
     if _GROUP_NORM_KEEPS_STRIDES and given.is_contiguous(memory_format=suggested_format(given)):
         found[0] = given.stride() if results[0] is not None else None
