@@ -138,7 +138,7 @@ class Inbox:
             elif isinstance(answer, Waiting):
                 self._status = answer.reason
             elif isinstance(answer, Refused) or (isinstance(answer, Rejected) and answer.request == 0):
-                self._refused = answer.reason
+                self._refused = self._refused or answer.reason  # the first one is the cause of the others
             elif isinstance(answer, Lost) and answer.request == 0:
                 log.warning("%s", describe_loss(answer, self._channel.how_it_ended(answer.pid)))
             elif isinstance(answer, Joined | Uploaded):
