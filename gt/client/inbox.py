@@ -96,6 +96,11 @@ class Inbox:
                 self._explain(now - start)
                 notice = now + NOTICE_SECONDS
 
+    def require_accepted(self) -> None:
+        """Raises ProtocolError if the dispatcher has refused an instruction."""
+        if self._refused:
+            raise ProtocolError(self._refused)
+
     def collect(self) -> bool:
         """Take the answers that have arrived; returns whether there were any. An answer taken from the channel must be
         kept, so an interrupt in the middle ends the session."""
@@ -204,8 +209,7 @@ class Inbox:
 
     def _checked(self, found: Received) -> Received:
         """An answer with the result of a request. Raises the error that came in place of a result."""
-        if self._refused:
-            raise ProtocolError(self._refused)
+        self.require_accepted()
         answer = found.answer
         if isinstance(answer, Failed):
             self._forget(answer.failure)

@@ -96,6 +96,9 @@ class HostedDispatcherChannel:
             self._waiting.begin()
         self._waiting.wait(self._server.descriptor)
 
+    def read_directly(self, ident: int) -> None:
+        return None
+
     def receive(self) -> list[Received]:
         with self._lock:
             self._require_open()

@@ -77,6 +77,19 @@ class InProcessChannel:
         with self._lock:
             self._deliver(act(self.dispatcher))
 
+    def read_directly(self, ident: int) -> Buffer | None:
+        """The bytes of a tensor, read without a request to the dispatcher: a request and its answer take longer than
+        the copy. None if a request is necessary: with several workers, if somebody follows the messages, or for a
+        tensor that has no value."""
+        if len(self.executors) != 1:
+            return None
+        with self._lock:
+            if not self.dispatcher.may_read_directly(ident):
+                return None
+            executor = self.executors[0]
+            with executor.engine.isolated():
+                return executor.read(ident)
+
     def _deliver(self, outgoing: Sequence[Outgoing]) -> None:
         """Collect commands by worker and run them together. Before a command in which workers exchange tensors, all
         commands before it are run."""

@@ -51,6 +51,9 @@ class ClientChannel(Protocol):
     def wait(self) -> None:
         """Wait a moment for an answer. Signals interrupt it, and other threads may use the channel meanwhile."""
 
+    def read_directly(self, ident: int) -> Buffer | None:
+        """The bytes of a tensor of a worker in this process; None if they have to be requested."""
+
     def receive(self) -> list[Received]:
         """Some of the answers that have arrived; none if all were received. Raises ServerLost when no more can come."""
 

@@ -117,6 +117,9 @@ class SocketChannel:
             self._waiting.begin()
         self._waiting.wait(link.descriptor)
 
+    def read_directly(self, ident: int) -> None:
+        return None
+
     def receive(self) -> list[Received]:
         with self._lock:
             link = self._open_link()

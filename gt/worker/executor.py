@@ -215,6 +215,14 @@ class Executor:
             return (command,)
         return self.segments[command.segment_id].body.commands(command)
 
+    def read(self, ident: int) -> Buffer | None:
+        """The bytes of a tensor for a client in this process; None if it has none, or if commands are recorded."""
+        value = self.tensors.get(ident)
+        if value is None or self._timeline.is_on or self._memory.is_on:
+            return None
+        self._settle()
+        return self._transfers.read(ident)
+
     def start(self, command: RunOp) -> Exchanging:
         """A command that several virtual workers run together, as a computation that yields its exchanges. Its reports
         are taken when it is done."""

@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias
 
 from gt.core.ids import session_of
 from gt.core.messages import (
+    CURRENT,
     ByteRange,
     Failed,
     Fetched,
@@ -85,6 +86,13 @@ class TensorTransfers:
             self._report(Failed(command.request, failure, is_own_failure=True))
             return
         self._report(Fetched(command.request, byte_range), data)
+
+    def read(self, ident: int) -> Buffer | None:
+        """The bytes of a tensor; None if it has failed."""
+        value = self._runner.steps.version(ident, self._runner.tensors[ident], CURRENT)
+        if isinstance(value, FailedValue):
+            return None
+        return self._export(self._engine.nbytes(value), None, partial(self._engine.read_into, value))[1]
 
     def read_versions(self, command: ReadVersions) -> None:
         """Tell the client which versions of tensors it can read."""
