@@ -55,7 +55,7 @@ class MonitorSocket:
             make_private(self._path.parent)
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.bind(str(self._path))
-            self._listener.listen(MAX_TOOLS)
+            self._listener.listen(8 * MAX_TOOLS)  # those over the limit are told so
         except OSError as error:
             log.info("there is no monitor socket: %s", error)
             self.close()
