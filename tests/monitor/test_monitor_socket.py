@@ -11,11 +11,21 @@ import pytest
 import gt
 from gt.core.errors import ProtocolError, SessionError
 from gt.core.message_events import Captured, OpIssued
+from gt.core.program_status import ProgramStatus, WorkerState
 from gt.monitor import monitor_protocol
 from gt.monitor.attachment import ask, find_program, running_programs
-from gt.monitor.monitor_protocol import RECORDS_AT_ONCE, TraceRequest, monitor_directory, receive_answers, send_record
+from gt.monitor.monitor_protocol import (
+    RECORDS_AT_ONCE,
+    StatusRequest,
+    TraceRequest,
+    monitor_directory,
+    receive_answers,
+    send_record,
+)
 from gt.monitor.monitor_socket import MAX_TOOLS, MonitorSocket
 from tests.subprocesses import wait_until
+
+STATUS = ProgramStatus(5, 7, (WorkerState(0, "here", 8, "cpu", 0, "idle"),), ())
 
 
 class Captures:
@@ -47,7 +57,7 @@ def captures():
 
 @pytest.fixture
 def monitor(captures):
-    monitor = MonitorSocket(captures, 12345)
+    monitor = MonitorSocket(captures, lambda: STATUS, 12345)
     yield monitor
     monitor.close()
 
@@ -59,6 +69,15 @@ def test_a_tool_finds_a_program_and_gets_its_records(monitor, captures):
     answers = list(ask(program, TraceRequest(0.01, 77)))
     assert [len(answer.records) for answer in answers] == [3, 0] and captures.limits == [77]
     assert (answers[-1].dropped, answers[-1].missing) == (4, (2,))
+
+
+def test_a_status_is_told_once_or_until_the_tool_goes(monitor):
+    (answer,) = ask(find_program(), StatusRequest())
+    assert answer.status == STATUS
+    answers = ask(find_program(), StatusRequest(0.01))
+    assert [next(answers).status for _ in range(3)] == [STATUS] * 3
+    answers.close()
+    wait_until(lambda: not monitor._attached, what="the end of the answers")
 
 
 def test_many_records_come_in_portions(monitor, captures):
@@ -129,7 +148,7 @@ def test_a_planted_directory_is_not_used(plant, directory, tmp_path, captures):
     else:
         (tmp_path / "elsewhere").mkdir(mode=0o700)
         directory.symlink_to(tmp_path / "elsewhere")
-    monitor = MonitorSocket(captures)
+    monitor = MonitorSocket(captures, lambda: STATUS)
     assert running_programs() == []
     monitor.close()
 
@@ -147,7 +166,7 @@ def test_without_a_program_or_with_several_the_error_says_what_to_do(monitor, ca
         find_program(1)
     with pytest.raises(SessionError, match="no server of yours runs at localhost:7"):
         find_program(server="localhost:7")
-    other = MonitorSocket(captures)
+    other = MonitorSocket(captures, lambda: STATUS)
     try:
         with pytest.raises(SessionError, match="several programs use GT; choose one with --pid"):
             find_program()
