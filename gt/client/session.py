@@ -227,7 +227,8 @@ class Session:
         """The value of a tensor as a plain one; waits until it is computed. `version` selects an earlier value."""
         self.require_open()
         storage = ref if isinstance(ref, Storage) else self.derive(ref)
-        if self.embedded and version == CURRENT and (data := self._read_directly(storage)) is not None:
+        is_direct = self.embedded and version == CURRENT and not self.is_traced
+        if is_direct and (data := self._read_directly(storage)) is not None:
             return assemble((data,), None, ref.geometry, is_shared=False)
         nbytes = ref.geometry.nbytes
         read = self._read(storage, version, nbytes)
