@@ -112,6 +112,7 @@ class Session:
         self.signatures: dict[int, Signature] = {}
         self.segment_bodies: dict[int, SegmentBody] = {}  # of the segments that gt.compile has defined
         self.closed_because = ""  # the reason, if the session is closed
+        self.quiet_threads = 1  # of this process that never make an op: the one that flushes, and those of the monitor
         self.captures: Captures | None = None  # set by the launcher, which knows where the dispatcher runs
         self.is_recording = False  # whether the workers record the commands they run
         self.is_traced = False  # whether gt.compile records the instructions of a call
@@ -129,6 +130,11 @@ class Session:
         self._ended = False
         if in_use() or (not self.alone and auto_shard is not False):
             self.resolve_scopes()
+
+    def note_quiet_threads(self, change: int) -> None:
+        """Called by a thread that makes no ops, after its start and before its end: while it is not counted, ops take a
+        lock that they do not need."""
+        self.quiet_threads += change
 
     def resolve_scopes(self) -> ScopeResolver:
         """Find the scope of each op from now on."""

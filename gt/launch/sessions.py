@@ -218,7 +218,7 @@ def _observed(
         session.captures = SessionCaptures(session)
     else:
         session.captures = ProgramCaptures(session, channel.with_dispatcher)
-        _state.monitor = MonitorSocket(session.captures, channel.read_status)
+        _state.monitor = MonitorSocket(session.captures, channel.read_status, note_threads=session.note_quiet_threads)
     if settings.trace:
         _state.trace = Trace(settings.trace, TRACE_LIMIT)
         _state.trace.begin(session)

@@ -47,9 +47,17 @@ WORKER_SECONDS = 20.0  # that a capture waits for the workers' commands
 class MonitorSocket:
     """Listens in a private directory of the user; `captures` and `read_status` are those of the program's dispatcher. A
     server has the port at which it serves in the name of its monitor socket. A program that cannot listen goes on
-    without one."""
+    without one. `note_threads` is called when the number of threads changes, by a thread that runs before and after."""
 
-    def __init__(self, captures: Captures, read_status: Callable[[], ProgramStatus], port: int = 0) -> None:
+    def __init__(
+        self,
+        captures: Captures,
+        read_status: Callable[[], ProgramStatus],
+        port: int = 0,
+        note_threads: Callable[[int], None] = lambda change: None,
+    ) -> None:
+        self._note_threads = note_threads
+        self._noting = threading.Lock()
         self._captures = captures
         self._read_status = read_status
         self._pid = os.getpid()
@@ -86,7 +94,21 @@ class MonitorSocket:
                 thread.join(CLOSE_SECONDS)
         listener.close()
 
+    @contextlib.contextmanager
+    def _noted_thread(self) -> Iterator[None]:
+        with self._noting:
+            self._note_threads(1)
+        try:
+            yield
+        finally:
+            with self._noting:
+                self._note_threads(-1)
+
     def _listen(self) -> None:
+        with self._noted_thread():
+            self._accept()
+
+    def _accept(self) -> None:
         while (listener := self._listener) is not None:
             try:
                 connection, _ = listener.accept()
@@ -103,7 +125,7 @@ class MonitorSocket:
     def _serve(self, connection: socket.socket) -> None:
         """Answer one tool. Nothing that it does ends the program."""
         try:
-            with connection:
+            with self._noted_thread(), connection:
                 connection.settimeout(REQUEST_SECONDS)
                 require_same_user(connection)
                 self._answer(connection, receive_request(connection))
