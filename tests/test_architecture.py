@@ -33,7 +33,7 @@ ALLOWED = {
     "dispatcher": SENDERS,
     "worker": "core sharding wire version",
     "monitor": "core wire",
-    "scripts": "core monitor",
+    "scripts": "__init__ core monitor version wire",
 }
 SEE_ALL = {"launch", "server"}
 WITHOUT_TORCH = (

@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
@@ -66,11 +64,6 @@ MonitorAnswer: TypeAlias = TraceAnswer | StatusAnswer | Refusal
 _requests = msgspec.msgpack.Decoder(Request)
 _answers = msgspec.msgpack.Decoder(MonitorAnswer)
 _encoder = msgspec.msgpack.Encoder()
-
-
-def monitor_directory() -> Path:
-    """The private directory with the monitor sockets of this user's programs."""
-    return Path(tempfile.gettempdir()) / f"gt-monitor-{os.getuid()}"
 
 
 def send_record(connection: socket.socket, record: Request | MonitorAnswer) -> None:

@@ -26,12 +26,12 @@ from gt.monitor.monitor_protocol import (
     StatusRequest,
     TraceAnswer,
     TraceRequest,
-    monitor_directory,
     receive_request,
     require_same_user,
     send_record,
 )
 from gt.monitor.records import Record, records_of
+from gt.wire.monitor_directory import monitor_directory, remove_socket
 from gt.wire.private_directories import make_private
 
 log = logging.getLogger("gt.monitor")
@@ -62,14 +62,14 @@ class MonitorSocket:
         self._read_status = read_status
         self._pid = os.getpid()
         self._tools = threading.BoundedSemaphore(MAX_TOOLS)
-        self._path = monitor_directory() / f"{self._pid}-{port}-{secrets.token_hex(4)}.sock"
+        self._name = f"{self._pid}-{port}-{secrets.token_hex(4)}.sock"
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._attached: dict[socket.socket, threading.Thread] = {}
         try:
-            make_private(self._path.parent)
+            make_private(monitor_directory())
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._listener.bind(str(self._path))
+            self._listener.bind(str(monitor_directory() / self._name))
             self._listener.listen(8 * MAX_TOOLS)  # those over the limit are told so
         except OSError as error:
             log.info("there is no monitor socket: %s", error)
@@ -85,7 +85,7 @@ class MonitorSocket:
         if os.getpid() == self._pid:  # a fork shares the socket with its parent
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
-            self._path.unlink(missing_ok=True)
+            remove_socket(self._name)
             if self._thread is not None:
                 self._thread.join(CLOSE_SECONDS)
             for connection, thread in list(self._attached.items()):
