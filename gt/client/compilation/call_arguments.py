@@ -11,6 +11,7 @@ import torch
 
 from gt.client.compilation.call_recorder import ambient_state
 from gt.client.compilation.object_state import digest
+from gt.client.compilation.static_reads import is_instance
 from gt.client.compilation.traced_floats import FloatTrace
 from gt.client.session import Session
 from gt.client.tensor import Tensor, to_gt
@@ -38,13 +39,13 @@ class CallArguments:
         self.objects: list[tuple[str, object]] = []
         self.original_args, self.original_kwargs = args, kwargs
         self.moved: list[tuple[torch.Tensor, Tensor]] = []
-        if any(isinstance(leaf, torch.Tensor) and not isinstance(leaf, Tensor) for leaf in leaves):
+        if any(issubclass(type(leaf), torch.Tensor) and not isinstance(leaf, Tensor) for leaf in leaves):
             leaves = self._move(leaves)
             args, kwargs = tree_unflatten(leaves, structure)
         self.args, self.kwargs = args, kwargs
         self.leaves, self.structure = leaves, structure
         self.floats = [leaf for leaf in leaves if type(leaf) is float]
-        self.tensors: list[Tensor] = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self.tensors: list[Tensor] = [leaf for leaf in leaves if issubclass(type(leaf), Tensor)]
         self.key = (
             structure,
             tuple(map(self._described, leaves)),
@@ -57,7 +58,7 @@ class CallArguments:
         """The leaves with plain tensors moved to GT, each once."""
         copies: dict[int, Tensor] = {}
         for leaf in leaves:
-            if isinstance(leaf, torch.Tensor) and not isinstance(leaf, Tensor) and id(leaf) not in copies:
+            if is_instance(leaf, torch.Tensor) and not isinstance(leaf, Tensor) and id(leaf) not in copies:
                 copies[id(leaf)] = moved = to_gt(leaf)
                 moved.__dict__.update(leaf.__dict__)
                 self.moved.append((leaf, moved))
@@ -77,14 +78,14 @@ class CallArguments:
 
     def _described(self, leaf: Any) -> Any:
         """A leaf of the arguments as a part of the key, without values that may change: of tensors and floats."""
-        if isinstance(leaf, Tensor):
+        if issubclass(type(leaf), Tensor):
             return leaf._ref.key, leaf.requires_grad, leaf.is_leaf, type(leaf), _marks(leaf)
         if type(leaf) is float:
             return float
-        if isinstance(leaf, _BY_VALUE):
+        if is_instance(leaf, _BY_VALUE):
             return type(leaf), leaf
         self.objects.append((f"an argument of type {type(leaf).__name__}", leaf))
-        return (_Identity(leaf), digest(leaf)) if isinstance(leaf, _BY_CONTENT) else _Identity(leaf)
+        return (_Identity(leaf), digest(leaf)) if is_instance(leaf, _BY_CONTENT) else _Identity(leaf)
 
 
 def _marks(tensor: Tensor) -> Any:
@@ -93,7 +94,7 @@ def _marks(tensor: Tensor) -> Any:
     hooks = gradient_hooks(tensor)
     if not attributes and not hooks and not tensor.retains_grad:
         return None
-    described = [(name, (type(v), v) if isinstance(v, _BY_VALUE) else _Identity(v)) for name, v in attributes.items()]
+    described = [(name, (type(v), v) if is_instance(v, _BY_VALUE) else _Identity(v)) for name, v in attributes.items()]
     return tensor.retains_grad, tuple(map(_Identity, hooks)), tuple(described)
 
 

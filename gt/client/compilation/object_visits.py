@@ -25,6 +25,15 @@ from gt.client.compilation.names_in_code import absolute_name, names_in
 from gt.client.compilation.random_generators import GENERATORS, state_of
 from gt.client.compilation.referred_objects import referred_objects
 from gt.client.compilation.state_walk import StateWalk
+from gt.client.compilation.static_reads import (
+    attributes_of,
+    bases_of,
+    entries_of,
+    hides_attributes,
+    is_instance,
+    module_of,
+    slots_of,
+)
 from gt.client.compilation.watched_values import MISSING, Reading, content_of, is_empty
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.global_hooks import GLOBAL_MODULE_HOOKS, GLOBAL_STEP_HOOKS
@@ -47,17 +56,17 @@ _BUFFERS = (np.ndarray, bytearray, array.array, memoryview)
 def visit(walk: StateWalk, name: str, value: Any, is_trusted: bool) -> None:
     """Visit an object: let the walk reach the objects behind it, and watch its state. The walk ends at an object of
     unknown state, unless code of a library uses it (`is_trusted`)."""
-    visit_kind = next((visit for kinds, visit in _VISITS if isinstance(value, kinds)), None)
+    visit_kind = next((visit for kinds, visit in _VISITS if is_instance(value, kinds)), None)
     if visit_kind is not None:
         visit_kind(walk, name, value)
     elif (referred := referred_objects(value)) is not None:
         for each in referred:
             walk.reach(name, each)
-    elif type(value).__module__.split(".")[0] == "gt":
-        walk.reach(name, getattr(value, "__dict__", {}).get("__wrapped__"))  # another function of gt.compile
+    elif module_of(type(value)).split(".")[0] == "gt":
+        walk.reach(name, (attributes_of(value) or {}).get("__wrapped__"))  # another function of gt.compile
     elif is_opaque(value):
         pass
-    elif is_python_class(type(value)):  # type: ignore[arg-type]
+    elif is_python_class(type(value)) and not hides_attributes(type(value)):  # type: ignore[arg-type]
         _visit_instance(walk, name, value)
     elif not is_trusted:
         walk.unknown = (
@@ -67,8 +76,8 @@ def visit(walk: StateWalk, name: str, value: Any, is_trusted: bool) -> None:
 
 
 def _visit_tensor(walk: StateWalk, name: str, tensor: torch.Tensor) -> None:
-    (walk.tensors if isinstance(tensor, Tensor) else walk.plain).append(tensor)  # type: ignore[arg-type]
-    walk.watch_items(f"{name}.", vars(tensor))
+    (walk.tensors if is_instance(tensor, Tensor) else walk.plain).append(tensor)  # type: ignore[arg-type]
+    walk.watch_items(f"{name}.", attributes_of(tensor))
     if tensor.requires_grad:
         for hooks in _HOOKS_OF_TENSORS:
             if getattr(tensor, hooks) is None:
@@ -82,7 +91,7 @@ def _visit_module(walk: StateWalk, name: str, module: torch.nn.Module) -> None:
         walk.seen[id(GLOBAL_MODULE_HOOKS)] = GLOBAL_MODULE_HOOKS
         for hooks in GLOBAL_MODULE_HOOKS:
             walk.reach("the hooks of all modules", hooks)
-    attributes = vars(module)
+    attributes = attributes_of(module) or {}
     walk.values.add_object(name, module)
     _visit_class(walk, name, type(module))
     walk.seen[id(attributes)] = attributes
@@ -103,7 +112,7 @@ def _visit_optimizer(walk: StateWalk, name: str, optimizer: Optimizer) -> None:
     _visit_class(walk, name, type(optimizer))
     for part in (optimizer.param_groups, optimizer.state):
         walk.seen[id(part)] = part
-    walk.watch_items(f"{name}.", vars(optimizer))
+    walk.watch_items(f"{name}.", attributes_of(optimizer))
     walk.values.add_container(f"{name}.param_groups", optimizer.param_groups)
     for number, group in enumerate(optimizer.param_groups):
         walk.reach(f"{name}.param_groups", group["params"])
@@ -121,7 +130,7 @@ def _visit_optimizer(walk: StateWalk, name: str, optimizer: Optimizer) -> None:
 
 
 def _visit_schedule(walk: StateWalk, name: str, schedule: LRScheduler) -> None:
-    walk.schedules.append((name, vars(schedule)))
+    walk.schedules.append((name, attributes_of(schedule) or {}))
     _visit_class(walk, name, type(schedule))
 
 
@@ -144,7 +153,7 @@ def _visit_container(walk: StateWalk, name: str, value: Any) -> None:
             walk.reach(name, item)
     else:
         walk.watch_items(name, value)
-    if not is_library(type(value).__module__):  # a class of the program
+    if not is_library(module_of(type(value))):  # a class of the program
         _visit_instance(walk, name, value)
 
 
@@ -196,7 +205,7 @@ def _visit_cell(walk: StateWalk, variable: str, cell: types.CellType, is_trusted
 
 def _visit_python_module(walk: StateWalk, name: str, module: types.ModuleType) -> None:
     if not is_library(module.__name__):
-        walk.watch_named(name, vars(module))
+        walk.watch_named(name, attributes_of(module) or {})
 
 
 def _visit_instance(walk: StateWalk, name: str, value: Any) -> None:
@@ -205,29 +214,23 @@ def _visit_instance(walk: StateWalk, name: str, value: Any) -> None:
     kind = type(value)
     walk.values.add_object(name, value)
     _visit_class(walk, name, kind)
-    reads_all = any(base is not object and is_library(base.__module__) for base in kind.__mro__)
-    attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict):
+    reads_all = any(base is not object and is_library(module_of(base)) for base in bases_of(kind))
+    attributes = attributes_of(value)
+    if attributes is not None:
         if reads_all:
             walk.watch_items(f"{name}.", attributes)
         else:
             walk.watch_named(name, attributes)
-    slots = [
-        key
-        for base in kind.__mro__
-        for key, entry in vars(base).items()
-        if isinstance(entry, types.MemberDescriptorType)
-    ]
-    if slots:
+    if slots := slots_of(kind):
         walk.watch_slots(name, value, slots, reads_all)
 
 
 def _visit_class(walk: StateWalk, name: str, kind: type) -> None:
     """Watch the attributes of a class of the program, and of its bases, that are named in code."""
-    for base in [*kind.__mro__, *type.mro(type(kind))]:
-        if not is_library(base.__module__) and base not in walk.classes:
+    for base in [*bases_of(kind), *bases_of(type(kind))]:
+        if not is_library(module_of(base)) and base not in walk.classes:
             walk.classes.add(base)
-            walk.watch_named(_class_name(base), vars(base), is_class=True)
+            walk.watch_named(_class_name(base), entries_of(base), is_class=True)
 
 
 def _visit_generator(walk: StateWalk, name: str, generator: Any) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
@@ -16,7 +18,8 @@ from torch.optim.optimizer import Optimizer
 
 from gt.client.compilation.known_types import is_constant
 from gt.client.compilation.names_in_code import NOT_CALLED, is_implicit
-from gt.client.compilation.watched_values import WatchedValues, item_name
+from gt.client.compilation.static_reads import is_read_by_getattr
+from gt.client.compilation.watched_values import Reading, WatchedValues, item_name
 from gt.client.tensor import Tensor
 
 _READS_OF_ENVIRONMENT = ("environ", "environb", "getenv", "getenvb", "expandvars")
@@ -41,7 +44,8 @@ class StateWalk:
         self.schedules: list[tuple[str, dict[str, Any]]] = []
         self.fixed_in_call: list[tuple[str, Callable[[], Any], Any]] = []
         self._named: list[tuple[str, Mapping[str, Any], set[str], bool]] = []  # mappings, and names not watched yet
-        self._slots: list[tuple[str, object, list[str]]] = []  # objects, and slots not watched yet
+        # objects, and slots not watched yet
+        self._slots: list[tuple[str, object, dict[str, MemberDescriptorType]]] = []
         self._settings: list[tuple[str, dict[str, Any], set[str]]] = []  # groups of parameters of optimizers
         self._words_elsewhere: set[str] = set()  # names in code that is not that of an optimizer
         self._pending: deque[tuple[str, object, bool]] = deque((name, root, False) for name, root in roots)
@@ -103,11 +107,11 @@ class StateWalk:
         self._named.append((name, mapping, set(mapping) - (_NOT_READ if is_class else set()), is_class))
         self.values.add_named(name, mapping)
 
-    def watch_slots(self, name: str, value: object, slots: list[str], reads_all: bool) -> None:
+    def watch_slots(self, name: str, value: object, slots: dict[str, MemberDescriptorType], reads_all: bool) -> None:
         """Watch those of the slots of an object that are named in code, or all."""
         self._slots.append((name, value, slots))
         if reads_all:
-            self._watch_slots(name, value, slots, slots)
+            self._watch_slots(name, value, slots, list(slots))
 
     def watch_settings(self, name: str, group: dict[str, Any]) -> None:
         """Watch those of the settings of an optimizer's group of parameters that code reads."""
@@ -128,10 +132,15 @@ class StateWalk:
         for owner, group, names in self._settings:
             self._watch_settings(owner, group, names)
 
-    def _watch_slots(self, name: str, value: object, slots: list[str], named: Sequence[str]) -> None:
-        for slot in list(named):
-            slots.remove(slot)
-            self.watch_attribute(f"{name}.{slot}", value, slot)
+    def _watch_slots(
+        self, name: str, value: object, slots: dict[str, MemberDescriptorType], named: Sequence[str]
+    ) -> None:
+        for key in named:
+            slot = slots.pop(key)
+            if is_read_by_getattr(type(value), key, slot):
+                self.watch_attribute(f"{name}.{key}", value, key)
+            else:
+                self.watch_attribute(f"{name}.{key}", Reading(partial(slot.__get__, value)), "value")
 
     def _watch_settings(self, owner: str, group: dict[str, Any], names: set[str]) -> None:
         """Watch the settings of an optimizer that other code than that of optimizers reads."""

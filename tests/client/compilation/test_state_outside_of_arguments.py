@@ -140,6 +140,43 @@ def property_of_a_class_attribute():
 
 
 @change_case
+def object_that_answers_every_name():
+    class Answers:
+        def __getattribute__(self, name):
+            return object.__getattribute__(self, "value")
+
+    config = Answers()
+    config.value = 1.0
+    return lambda x: x * config.anything, lambda v: setattr(config, "value", v)
+
+
+@change_case
+def slot_of_an_object_that_answers_every_name():
+    class Answers:
+        __slots__ = ("value",)
+
+        def __getattribute__(self, name):
+            return 2.0 * Answers.value.__get__(self)
+
+    config = Answers()
+    config.value = 1.0
+    return lambda x: x * config.anything, lambda v: setattr(config, "value", v)
+
+
+@change_case
+def object_that_denies_its_class():
+    class Denies(new_class()):
+        __module__ = 5
+
+        @property
+        def __class__(self):
+            raise RuntimeError("not now")
+
+    config = Denies()
+    return lambda x: x * config.value, lambda v: setattr(config, "value", v)
+
+
+@change_case
 def slots():
     class Config:
         __slots__ = ("value",)
