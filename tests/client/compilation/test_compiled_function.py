@@ -930,6 +930,40 @@ def test_reads_inside_are_errors_that_name_the_line(read):
     assert gt.ones(3).sum().item() == 3
 
 
+@pytest.mark.parametrize("wrong", [
+    lambda x: x @ torch.ones_like(x)[:2],
+    lambda x: torch.cat([x, x.view(3, 1)]),
+    lambda x: x.view(2, 2),
+    lambda x: x.long().mean(),
+    lambda x: x.long().add_(1.5),
+    lambda x: x[:2].add_(x[1:]),
+    lambda x: x[:1].expand(3).add_(1),
+    lambda x: nn.functional.linear(x, x.view(1, 3).double()),
+], ids=["dot", "cat", "view", "mean", "add_", "overlap", "expanded", "linear"])  # fmt: skip
+def test_wrong_calls_inside_raise_torchs_own_errors(wrong):
+    with pytest.raises(Exception) as expected:
+        wrong(torch.ones(3))
+    x, function = gt.ones(3), gt.compile(wrong)
+    for _ in range(2):
+        with pytest.raises(type(expected.value)) as error:
+            function(x)
+        assert str(error.value) == str(expected.value)
+        assert error.traceback[-1].path.name == "test_compiled_function.py"
+    assert (x + 1).tolist() == [2.0] * 3
+
+
+def test_a_function_that_catches_torchs_error_runs_its_code():
+    def function(x):
+        try:
+            return x @ torch.ones_like(x)[:2]
+        except RuntimeError:
+            return x * 2
+
+    compiled = gt.compile(function)
+    with pytest.warns(RuntimeWarning, match="a worker was asked"):
+        assert [compiled(gt.ones(3)).tolist() for _ in range(MAX_ATTEMPTS)] == [[2.0] * 3] * MAX_ATTEMPTS
+
+
 def test_uploads_inside_are_errors_that_name_the_line():
     function = gt.compile(lambda x: x + gt.tensor([1.0, 2.0]))
     with pytest.raises(gt.CompileError, match=r"test_compiled_function.py:\d+: .* uploads data"):
