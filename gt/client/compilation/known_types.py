@@ -8,7 +8,6 @@ import enum
 import fractions
 import functools
 import inspect
-import logging
 import operator
 import pathlib
 import re
@@ -35,12 +34,14 @@ _CONSTANTS = (
 )  # fmt: skip
 # Objects that a function uses without depending on their state, or whose state cannot change.
 _OPAQUE = (
-    logging.Logger, logging.LoggerAdapter, type(threading.Lock()), type(threading.RLock()), np.ufunc,
+    type(threading.Lock()), type(threading.RLock()), np.ufunc,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
     types.GetSetDescriptorType, types.MemberDescriptorType, inspect.Signature, inspect.Parameter, typing.TypeVar,
     type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor), operator.itemgetter,
 )  # fmt: skip
-_OPAQUE_NAMES = {"_lru_list_elem", "_array_function_dispatcher", "_ArrayFunctionDispatcher", "fused_cython_function"}
+_OPAQUE_NAMES = {
+    "_lru_list_elem", "_array_function_dispatcher", "_ArrayFunctionDispatcher", "fused_cython_function", "_tuplegetter",
+}  # fmt: skip
 _FOLDERS = tuple(
     {*[sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")], *site.getsitepackages()}
 )
