@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -111,6 +111,42 @@ class _Identity:
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+class _ObjectName(NamedTuple):
+    """An object in a described key."""
+
+    type_name: str
+    id: int
+
+
+def describe_key(key: Any) -> Any:
+    """A key that keeps no object alive."""
+    if isinstance(key, _Identity):
+        return _ObjectName(type(key.value).__name__, id(key.value))
+    return tuple(map(describe_key, key)) if type(key) is tuple else key
+
+
+def key_difference(before: tuple[Any, ...], now: tuple[Any, ...]) -> str:
+    """The difference between two described keys, for a message."""
+    if before[0] != now[0]:
+        return "their structure"
+    changed = next((leaf for old, leaf in zip(before[1], now[1], strict=True) if leaf != old), None)
+    if changed is not None:
+        return _leaf_difference(changed)
+    if before[4] != now[4]:
+        return "settings of torch, or the signal scope"
+    return "which of them are the same object, or share memory"
+
+
+def _leaf_difference(leaf: Any) -> str:
+    """The difference between the descriptions of two leaves of the arguments, one of which is `leaf`."""
+    content = leaf[0] if type(leaf) is tuple else leaf
+    if isinstance(content, _ObjectName):
+        return f"an object of type {content.type_name} is another one, or has another content"
+    if isinstance(content, type) and type(leaf) is tuple:
+        return f"a value of type {content.__name__}, such as {leaf[1]!r}"
+    return "the shape, strides, offset, dtype, requires_grad or attributes of a tensor"
 
 
 def sharing_pattern(idents: Iterable[int]) -> tuple[int, ...]:
