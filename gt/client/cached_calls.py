@@ -223,7 +223,10 @@ class QueryCall:
             _resize(storage, geometry_from_meta(meta), args, kwargs)
         if self.on_geometries is not None:
             self.on_geometries([geometry_from_meta(m) if isinstance(m, TensorMeta) else None for m in answer.results])
-        return self.returned(_handles(cls, session, query.first, answer.results), args, kwargs or {})
+        returned = self.returned(_handles(cls, session, query.first, answer.results), args, kwargs or {})
+        if after_query is not None:
+            after_query(query)
+        return returned
 
 
 def rebind(tensor: torch.Tensor, ref: TensorRef) -> torch.Tensor:
@@ -269,3 +272,4 @@ def draw_key(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
 
 
 before_draw: Callable[[torch.Generator | None], None] | None = None  # called with the generator of each key
+after_query: Callable[[QueryOp], None] | None = None  # called with each query that was answered without an error
