@@ -50,11 +50,12 @@ class MonitorSocket:
         self._path = monitor_directory() / f"{self._pid}-{port}-{secrets.token_hex(4)}.sock"
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
+        self._attached: dict[socket.socket, threading.Thread] = {}
         try:
             make_private(self._path.parent)
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.bind(str(self._path))
-            self._listener.listen(MAX_TOOLS)
+            self._listener.listen(8 * MAX_TOOLS)  # those over the limit are told so
         except OSError as error:
             log.info("there is no monitor socket: %s", error)
             self.close()
@@ -72,6 +73,10 @@ class MonitorSocket:
             self._path.unlink(missing_ok=True)
             if self._thread is not None:
                 self._thread.join(CLOSE_SECONDS)
+            for connection, thread in list(self._attached.items()):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+                thread.join(CLOSE_SECONDS)
         listener.close()
 
     def _listen(self) -> None:
@@ -84,7 +89,9 @@ class MonitorSocket:
                 with contextlib.suppress(OSError), connection:
                     send_record(connection, Refusal(f"{MAX_TOOLS} tools are attached already"))
                 continue
-            threading.Thread(target=self._serve, args=(connection,), name="gt-monitor-tool", daemon=True).start()
+            thread = threading.Thread(target=self._serve, args=(connection,), name="gt-monitor-tool", daemon=True)
+            self._attached[connection] = thread
+            thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer one tool. Nothing that it does ends the program."""
@@ -100,6 +107,7 @@ class MonitorSocket:
         except Exception:
             log.exception("a monitoring tool could not be answered")
         finally:
+            self._attached.pop(connection, None)
             self._tools.release()
 
     def _answer(self, connection: socket.socket, request: Request) -> None:

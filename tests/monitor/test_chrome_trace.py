@@ -1,0 +1,135 @@
+"""Traces in Chrome's format: valid, with tracks for all roles, arrows between them, and times that fit together."""
+
+import json
+
+import jsonschema
+import pytest
+import torch
+
+import gt
+from gt.core.message_events import WorkerRan
+from gt.core.messages import Ran, Swapped
+from gt.monitor.chrome_trace import COLLECTIVES, COMPUTE, FIRST_CLIENT, FIRST_WORKER, SCOPES, WAITS, chrome_trace
+from tests.records import own
+
+TIMED = {"ts": {"type": "number", "minimum": 0}, "pid": {"type": "integer"}, "name": {"type": "string"}}
+PHASES = {
+    "X": {"dur": {"type": "number", "minimum": 0}, "tid": {"type": "integer"}, "args": {"type": "object"}, **TIMED},
+    "M": {
+        "name": {"enum": ["process_name", "thread_name", "process_sort_index", "thread_sort_index"]},
+        "pid": {"type": "integer"},
+        "tid": {"type": "integer"},
+        "args": {"type": "object"},
+    },
+    "C": {"args": {"type": "object", "additionalProperties": {"type": "number"}}, **TIMED},
+    "s": {"id": {"type": "string"}, "tid": {"type": "integer"}, "cat": {"type": "string"}, **TIMED},
+    "f": {
+        "id": {"type": "string"},
+        "tid": {"type": "integer"},
+        "cat": {"type": "string"},
+        "bp": {"const": "e"},
+        **TIMED,
+    },
+}
+# The fields that the Trace Event Format (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU)
+# requires of each phase that GT writes.
+SCHEMA = {
+    "type": "object",
+    "required": ["traceEvents"],
+    "properties": {
+        "traceEvents": {
+            "type": "array",
+            "items": {
+                "oneOf": [
+                    {"properties": {"ph": {"const": phase}, **fields}, "required": ["ph", *fields]}
+                    for phase, fields in PHASES.items()
+                ]
+            },
+        },
+        "displayTimeUnit": {"enum": ["ms", "ns"]},
+        "otherData": {"type": "object"},
+    },
+}
+
+
+def slices(trace, process, thread):
+    return [e for e in trace["traceEvents"] if e["ph"] == "X" and (e["pid"], e["tid"]) == (process, thread)]
+
+
+def flows(trace):
+    """The arrows of a trace: both ends by id."""
+    found = {}
+    for entry in trace["traceEvents"]:
+        if entry["ph"] in "sf":
+            found.setdefault(entry["id"], {})[entry["ph"]] = entry
+    return found
+
+
+@pytest.fixture(
+    params=[{}, {"workers": 2, "mode": "virtual"}, {"workers": 2}], ids=["embedded", "virtual", "processes"]
+)
+def traced(request, tmp_path):
+    gt.init(**request.param)
+    try:
+        mesh = gt.mesh(request.param.get("workers", 1), ("x",))
+        x = gt.distribute(torch.ones(8, 8), mesh, "x, -")
+        with gt.debug.trace(tmp_path / "new" / "run.json") as trace:
+            for _ in range(12):
+                y = (x.T @ x).relu() + 1.0
+            y.sum().item()
+        assert (trace.dropped, trace.missing) == (0, ())
+        yield json.loads((tmp_path / "new" / "run.json").read_text())
+    finally:
+        gt.shutdown()
+
+
+def test_a_trace_is_valid_and_shows_all_roles(traced):
+    jsonschema.validate(traced, SCHEMA)
+    names = {e["args"]["name"] for e in traced["traceEvents"] if e["name"] == "process_name"}
+    workers = {name for name in names if name.startswith("worker")}
+    assert names - workers == {"dispatcher", "client 1"} and len(workers) in (1, 2)
+    for worker in range(len(workers)):
+        ops = [entry["name"] for entry in slices(traced, FIRST_WORKER + worker, COMPUTE)]
+        assert ops.count("aten.mm.default") == 12, "those of repeated runs too"
+    issued = slices(traced, FIRST_CLIENT + 1, 1)
+    assert {"test_chrome_trace.py" in entry["args"]["line"] for entry in issued} == {True}
+    assert any(entry["name"] == "wait: FetchTensor" for entry in slices(traced, FIRST_CLIENT + 1, 2))
+    counters = {e["name"] for e in traced["traceEvents"] if e["ph"] == "C"}
+    assert counters == {"memory of tensors (MB)", "ops in the queue"}
+
+
+def test_arrows_lead_from_the_client_to_the_workers_and_forward_in_time(traced):
+    arrows = flows(traced)
+    assert all(ends.keys() == {"s", "f"} for ends in arrows.values())
+    to_workers = [ends for name, ends in arrows.items() if name.startswith("op ")]
+    assert len(to_workers) >= 36
+    for ends in to_workers:
+        assert ends["s"]["pid"] == FIRST_CLIENT + 1 and ends["f"]["pid"] >= FIRST_WORKER
+        assert ends["s"]["ts"] <= ends["f"]["ts"]
+
+
+def exchange(worker, start, end, peer, meets=0):
+    swap = Swapped(start, end, ((peer, 48),), ((peer, 48),), "all-gather")
+    return WorkerRan(
+        worker, Ran("redistribute", 3, "forward", start - meets, end, (swap,), 1, (own(1),), (own(2),)), ""
+    )
+
+
+def test_a_worker_waits_until_the_last_one_comes():
+    trace = chrome_trace([exchange(0, 1_000, 9_000, peer=1), exchange(1, 6_000, 9_500, peer=0)])
+    jsonschema.validate(trace, SCHEMA)
+    (wait,) = slices(trace, FIRST_WORKER, WAITS)
+    assert (wait["name"], wait["ts"], wait["dur"]) == ("wait for worker 1", 0.0, 5.0)
+    assert slices(trace, FIRST_WORKER + 1, WAITS) == []
+    collectives = [slices(trace, FIRST_WORKER + worker, COLLECTIVES)[0] for worker in (0, 1)]
+    assert [(c["name"], c["ts"], c["dur"]) for c in collectives] == [("all-gather", 5.0, 3.0), ("all-gather", 5.0, 3.5)]
+    assert len(flows(trace)) == 2
+
+
+def test_a_scope_is_a_band_over_its_ops():
+    def op(start, scope):
+        return WorkerRan(0, Ran("aten.add.Tensor", 3, scope, start, start + 500, (), 1, (), (own(start),)), "")
+
+    trace = chrome_trace([op(1000, "forward"), op(2000, "forward"), op(3000, ""), op(4000, "loss")])
+    bands = [(band["name"], band["ts"], band["dur"]) for band in slices(trace, FIRST_WORKER, SCOPES)]
+    assert bands == [("forward", 0.0, 1.5), ("loss", 3.0, 0.5)]
