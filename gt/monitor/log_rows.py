@@ -50,13 +50,13 @@ def row_of(seen: MessageSeen, elapsed: float, seq: int) -> LogRow:
         seen.command,
         seen.nbytes if seen.nbytes >= 0 else None,
         print_ids(seen.inputs, seen.outputs),
-        _printable(seen.op),
-        _printable(seen.site),
-        {name: _printable(value) for name, value in details},
+        printable(seen.op),
+        printable(seen.site),
+        {name: printable(value) for name, value in details},
     )
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Names of a program's files, ops and scopes may have any character, newlines and halves of pairs among them."""
     return "".join([character if character.isprintable() else "?" for character in text])
 
