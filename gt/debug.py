@@ -327,7 +327,8 @@ class Trace:
 
 def trace(path: str | Path, limit: int = 1 << 20) -> Trace:
     """Write a trace of what clients, dispatcher and workers do inside: `with gt.debug.trace("run.json"): ...`. Open it
-    at https://ui.perfetto.dev. At most `limit` messages are kept, and as many commands of each worker."""
+    at https://ui.perfetto.dev; a file named `run.log` is a log. At most `limit` messages are kept, and as many commands
+    of each worker."""
     if limit < 1:
         raise ValueError(f"a trace of {limit} events is not possible")
     return Trace(path, limit)

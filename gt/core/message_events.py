@@ -9,10 +9,22 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
+from gt.core.ids import Id
 from gt.core.messages import Answer, Command, Hello, Instruction, Ran, Report, StoreReady
 
 Direction: TypeAlias = Literal["RECV", "SEND", "WORKER_SEND", "WORKER_RECV", "CONNECT", "DISCONNECT"]
-ObservedMessage: TypeAlias = Instruction | Command | Report | Answer | Hello | StoreReady
+Details: TypeAlias = tuple[tuple[str, str], ...]
+"""Names and values that describe a message to a reader: `(("shape", "4x8"), ("spec", "x,-"))`."""
+
+
+class TensorCreated(msgspec.Struct, frozen=True, tag="WorkerCreateTensor"):
+    """A command creates a tensor on a worker without an upload: the op has no tensors as inputs. Not sent: a log shows
+    it after the command, under the name of the command that uploads a tensor."""
+
+    id: Id
+
+
+ObservedMessage: TypeAlias = Instruction | Command | Report | Answer | Hello | StoreReady | TensorCreated
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -25,6 +37,7 @@ class Event(msgspec.Struct, frozen=True):
     op: str
     site: str
     time: int = 0
+    details: Details = ()
 
 
 class BatchPlanned(msgspec.Struct, frozen=True, tag=True):

@@ -13,6 +13,7 @@ from gt.core.errors import SettingsError, nearest
 
 BACKENDS = ("pytorch", "numpy")
 TRANSPORTS = ("shared", "gloo", "nccl")
+LOG_FORMATS = ("text", "jsonl")
 MODES = ("embedded", "local", "virtual", "connected")
 
 
@@ -28,6 +29,15 @@ class HotPathSettings(msgspec.Struct, frozen=True):
 DEFAULT_HOT_PATH = HotPathSettings()
 
 
+class LogSettings(msgspec.Struct, frozen=True):
+    """The instruction log: without a `path` there is none. A file of more than `max_bytes` is put aside and a new one
+    begun (None: never)."""
+
+    path: str = ""
+    format: str = "text"
+    max_bytes: int | None = None
+
+
 class CompileSettings(msgspec.Struct, frozen=True):
     """`is_automatic`: runs of ops that repeat often are compiled without a signal that asks for it; `seconds`: the
     limit for one of them; `niceness`: that of the process that compiles."""
@@ -38,14 +48,16 @@ class CompileSettings(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """`workers` 0, `mode` "", `transport` "", `auto_shard` None and `copy_limit` None mean that the user gave no
-    value."""
+    """`workers` 0, `mode` "", `transport` "", and None for `auto_shard`, `copy_limit` and `instruction_log_bytes` mean
+    that the user gave no value."""
 
     workers: int = 0
     server: str = ""
     backend: str = "pytorch"
     mode: str = ""
     instruction_log: str = ""
+    instruction_log_format: str = "text"
+    instruction_log_bytes: int | None = None
     trace: str = ""
     config: str = ""
     auto_shard: bool | None = None
@@ -71,6 +83,10 @@ class Settings(msgspec.Struct, frozen=True):
     @property
     def hot_path(self) -> HotPathSettings:
         return HotPathSettings(self.hotpath, self.hotpath_min_seq, self.hotpath_threshold)
+
+    @property
+    def log(self) -> LogSettings:
+        return LogSettings(self.instruction_log, self.instruction_log_format, self.instruction_log_bytes)
 
     @property
     def compiling(self) -> CompileSettings:
@@ -125,6 +141,20 @@ def _optional_bytes(text: str) -> int | None:
     return int(found[1]) << 10 * " KMGT".index(found[2] or " ") if found is not None else None
 
 
+def _optional_file_bytes(text: str) -> int | None:
+    """At least one byte: a file holds a line, however small its limit."""
+    nbytes = _optional_bytes(text)
+    if nbytes == 0:
+        raise ValueError("expected at least 1 byte, for example 10M")
+    return nbytes
+
+
+def _log_format(text: str) -> str:
+    if text not in LOG_FORMATS:
+        raise ValueError(f"expected one of {', '.join(LOG_FORMATS)}")
+    return text
+
+
 def _backend(text: str) -> str:
     if text not in BACKENDS:
         raise ValueError(f"expected one of {', '.join(BACKENDS)}")
@@ -142,6 +172,8 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_SERVER": ("server", str),
     "GT_BACKEND": ("backend", _backend),
     "GT_INSTRUCTION_LOG": ("instruction_log", str),
+    "GT_INSTRUCTION_LOG_FORMAT": ("instruction_log_format", _log_format),
+    "GT_INSTRUCTION_LOG_BYTES": ("instruction_log_bytes", _optional_file_bytes),
     "GT_TRACE": ("trace", str),
     "GT_CONFIG": ("config", str),
     "GT_AUTO_SHARD": ("auto_shard", _optional_flag),

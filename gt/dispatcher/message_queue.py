@@ -8,12 +8,22 @@ from typing import TypeAlias
 
 import msgspec
 
-from gt.core.message_events import Direction, Event, ObservedMessage, Observer
+from gt.core.message_events import Details, Direction, Event, ObservedMessage, Observer, TensorCreated
 from gt.core.message_fields import owner_of
-from gt.core.messages import Answer, Command, DefineOp, DefineSite, FreeTensors, RunSegment
+from gt.core.messages import (
+    Answer,
+    Command,
+    DefineOp,
+    DefineSite,
+    FreeTensors,
+    RunOp,
+    RunSegment,
+    WorkerCreateTensor,
+)
 from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
-from gt.sharding.spec import DeviceMesh
+from gt.dispatcher.tensor_records import TensorRecord
+from gt.sharding.spec import DeviceMesh, local_box
 from gt.wire.codec import Buffer, join
 
 
@@ -88,17 +98,36 @@ class MessageQueue:
             else:
                 for command in expand_command(self._owner(message.command), message.command):
                     for worker in message.workers:
-                        self.observe("WORKER_SEND", f"worker {worker}", command)
+                        self._observe_command(worker, command)
+
+    def _observe_command(self, worker: int, command: Command) -> None:
+        """Show the observer a command, and after it the tensors that it creates from nothing."""
+        peer = f"worker {worker}"
+        if isinstance(command, WorkerCreateTensor):
+            self.observe("WORKER_SEND", peer, command, self._describe_part(command.id, worker))
+            return
+        self.observe("WORKER_SEND", peer, command)
+        if isinstance(command, RunOp) and not command.inputs and self.observer is not None:
+            op, site = describe_message(self._owner(command), command)
+            for output in command.outputs:
+                details = self._describe_part(output, worker)
+                self.observer(Event("WORKER_SEND", peer, TensorCreated(output), op, site, details=details))
+
+    def _describe_part(self, ident: int, worker: int) -> Details:
+        """The part of a tensor on a worker. Nothing is known of a tensor that a segment has freed already."""
+        tensor = self._state.tensors.get(ident)
+        return describe_part(tensor, worker) if tensor is not None and worker in tensor.spec.mesh else ()
 
     def _owner(self, message: ObservedMessage) -> SessionRecord | None:
         return self._state.sessions.get(owner_of(message))
 
-    def observe(self, direction: Direction, peer: str, message: ObservedMessage | None) -> None:
-        """Show the observer a message, with the names of its op and site."""
+    def observe(self, direction: Direction, peer: str, message: ObservedMessage | None, details: Details = ()) -> None:
+        """Show the observer a message, with the names of its op, site and scope."""
         if self.observer is None:
             return
         session = self._owner(message) if message is not None else None
-        self.observer(Event(direction, peer, message, *describe_message(session, message)))
+        op, site = describe_message(session, message)
+        self.observer(Event(direction, peer, message, op, site, details=(*details, *_describe_scope(session, message))))
 
 
 def expand_command(session: SessionRecord | None, command: Command) -> Sequence[Command]:
@@ -119,3 +148,21 @@ def describe_message(session: SessionRecord | None, message: ObservedMessage | N
     op = session.op_name(op_id) if session is not None and op_id is not None else ""
     site = session.site(site_id) if session is not None and site_id is not None else ""
     return op, site
+
+
+def _describe_scope(session: SessionRecord | None, message: ObservedMessage | None) -> Details:
+    scope = session.scopes.get(getattr(message, "scope", 0)) if session is not None else None
+    return () if scope is None else (("scope", scope.name),)
+
+
+def describe_part(tensor: TensorRecord, worker: int) -> Details:
+    """The shape of a tensor, the slice of it that a worker holds, and its layout; without spaces, so that `grep` and
+    `cut` can find them: axes that cut one dim are separated by a slash."""
+    shape = tensor.meta.shape
+    box = local_box(tensor.spec, shape, worker)
+    spec = str(tensor.spec).replace(", ", ",").replace(" + ", "+").replace("+ ", "+").replace(" ", "/")
+    return (
+        ("shape", "x".join(map(str, shape)) or "()"),
+        ("slice", ",".join([f"{start}:{stop}" for start, stop in box]) or "()"),
+        ("spec", spec or "()"),
+    )

@@ -20,7 +20,7 @@ class PendingSession:
         self.processes = LocalProcesses(self.workers, settings)
         copy = copy_bytes if settings.shares_memory else None
         try:
-            observer = open_log(settings.instruction_log)
+            observer = open_log(settings.log)
             self.channel = HostedDispatcherChannel(
                 self.processes, copy, observer, settings.heartbeat_timeout, settings.copy_limit
             )

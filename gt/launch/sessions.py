@@ -201,7 +201,7 @@ def _prepare(settings: Settings) -> None:
 def _open(settings: Settings) -> Session:
     if settings.mode == "connected":
         return _open_connected(settings)
-    observer = open_log(settings.instruction_log)
+    observer = open_log(settings.log)
     channel = InProcessChannel(
         settings.workers or 1, settings.backend, observer, settings.copy_limit, settings.compiling
     )

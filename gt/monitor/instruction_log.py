@@ -1,112 +1,84 @@
-"""The instruction log: one aligned line for each message that the dispatcher receives or sends.
-
-elapsed s   seq  direction    peer      command             bytes  ids                   op               site
-   0.0132     7  WORKER_SEND  worker 0  WorkerRunOp             -  1,2->3                aten.mm.default  train.py:12
-"""
+"""The instruction log: one line for each message that the dispatcher receives or sends, as columns or as JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import logging
+import os
 import time
 from pathlib import Path
 from typing import TextIO
 
-from msgspec import Struct
-
 from gt.core.errors import SettingsError
-from gt.core.ids import short_id
 from gt.core.message_events import Event, Observer
-from gt.core.message_fields import PAYLOAD_RECORDS, byte_ranges_of, id_fields
+from gt.core.settings import LogSettings
+from gt.monitor.log_rows import FORMATS, row_of
+from gt.monitor.records import message_seen
 
 log = logging.getLogger("gt.dispatcher")
-_ROW = "{:>12}  {:>9}  {:<11}  {:<12}  {:<19}  {:>13}  {:<24}  {:<44}  {}\n"
-_SHOWN_IDS = 4
+KEPT_FILES = 3  # that were put aside: debug.log.1 is the newest of them
 
 
-def open_log(path: str) -> Observer | None:
+def open_log(settings: LogSettings) -> Observer | None:
     """An observer that writes to a file; None without a path, so that an unused log costs nothing."""
-    if not path:
+    if not settings.path:
         return None
     try:
-        file = Path(path).open("w", buffering=1 << 16)
+        file = _create(settings.path)
     except OSError as error:
-        raise SettingsError(f"GT_INSTRUCTION_LOG={path!r} cannot be written: {error}") from None
-    return InstructionLog(file, str(Path(path).absolute()))
+        raise SettingsError(f"GT_INSTRUCTION_LOG={settings.path!r} cannot be written: {error}") from None
+    return InstructionLog(file, str(Path(settings.path).absolute()), settings.format, settings.max_bytes)
 
 
 class InstructionLog:
-    """An observer that writes one line for each event to a file."""
+    """An observer that writes one line for each event to a file. When the file would have more than `max_bytes`, it is
+    put aside and a new one is begun; devices and pipes are never put aside."""
 
-    def __init__(self, file: TextIO, path: str = "") -> None:
+    def __init__(self, file: TextIO, path: str = "", format: str = "text", max_bytes: int | None = None) -> None:
         self._file = file
         self.path = path
+        self._format = FORMATS[format]
+        self._max_bytes = max_bytes if Path(path).is_file() else None
+        self._written = 0
         self._start = time.monotonic()
         self._sequence = itertools.count(1)
         self._is_full = False
-        self._write(_ROW.format("elapsed s", "seq", "direction", "peer", "command", "bytes", "ids", "op", "site"))
+        self._write(self._format.header)
+
+    def __call__(self, event: Event) -> None:
+        row = row_of(message_seen(event), time.monotonic() - self._start, next(self._sequence))
+        self._write(self._format.line(row))
 
     def _write(self, text: str) -> None:
         """A log that cannot be written, on a full disk for example, ends with a warning; the dispatcher goes on."""
         if self._is_full:
             return
         try:
+            if self._max_bytes is not None:
+                self._make_room(len(text.encode()), self._max_bytes)
             self._file.write(text)
             self._file.flush()
         except OSError as error:
             self._is_full = True
             log.warning("the instruction log %s ends here: %s", self.path, error)
 
-    def __call__(self, event: Event) -> None:
-        message = event.message
-        row = _ROW.format(
-            f"{time.monotonic() - self._start:.6f}",
-            next(self._sequence),
-            event.direction,
-            event.peer,
-            _name(event),
-            _size(message),
-            _ids(message),
-            _shorten(event.op, 44) or "-",
-            event.site or "-",
-        )
-        self._write(row.rstrip() + "\n")
+    def _make_room(self, nbytes: int, max_bytes: int) -> None:
+        if self._written > len(self._format.header) and self._written + nbytes > max_bytes:
+            self._file.close()
+            for number in range(KEPT_FILES, 0, -1):
+                older = f"{self.path}.{number - 1}" if number > 1 else self.path
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(older, f"{self.path}.{number}")
+            self._file = _create(self.path)
+            self._file.write(self._format.header)
+            self._written = len(self._format.header)
+        self._written += nbytes
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # closing tries once more to write the buffer
             self._file.close()
 
 
-def _name(event: Event) -> str:
-    """The name of a message on the wire; every command to a worker begins with `Worker`."""
-    if event.message is None:
-        return "-"
-    tag = str(event.message.__struct_config__.tag)
-    return tag if event.direction != "WORKER_SEND" or tag.startswith("Worker") else f"Worker{tag}"
-
-
-def _size(message: object) -> str:
-    if type(message) not in PAYLOAD_RECORDS:
-        return "-"
-    return str(sum(byte_range.nbytes for byte_range in byte_ranges_of(message)))
-
-
-def _ids(message: Struct | None) -> str:
-    """Ids without their session: `1,2->3`."""
-    names = id_fields(type(message)).names if message is not None else frozenset()
-    ids = {name: getattr(message, name) for name in ("id", "ids", "inputs", "outputs") if name in names}
-    outputs = ids.pop("outputs", ())
-    first = next(iter(ids.values()), ())
-    text = _id_list(first if isinstance(first, tuple) else (first,)) + (f"->{_id_list(outputs)}" if outputs else "")
-    return _shorten(text, 24) or "-"
-
-
-def _shorten(text: str, width: int) -> str:
-    """Text shortened to the width of its column."""
-    return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def _id_list(ids: tuple[int, ...]) -> str:
-    shown = [short_id(ident) for ident in ids[:_SHOWN_IDS]]
-    return ",".join(shown) + (f",+{len(ids) - _SHOWN_IDS}" if len(ids) > _SHOWN_IDS else "")
+def _create(path: str) -> TextIO:
+    return Path(path).open("w", buffering=1 << 16, encoding="utf-8")

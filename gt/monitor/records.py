@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gt.core.message_events import BatchPlanned, Event, MonitorEvent, OpIssued, WorkerRan, WorkerSampled
+from gt.core.message_events import BatchPlanned, Details, Event, MonitorEvent, OpIssued, WorkerRan, WorkerSampled
 from gt.core.message_fields import PAYLOAD_RECORDS, byte_ranges_of, id_fields
 
 
 class MessageSeen(msgspec.Struct, frozen=True, tag=True):
     """A message that passed the dispatcher. `command` is its name on the wire, beginning with `Worker` if it goes to a
     worker; `nbytes` is the size of the tensor beside it, -1 if there is none. `request` joins a request and its
-    answer; 0 if it is neither."""
+    answer; 0 if it is neither. `details` are known to a live log only."""
 
     time: int
     direction: str
@@ -30,6 +30,7 @@ class MessageSeen(msgspec.Struct, frozen=True, tag=True):
     op: str
     site: str
     request: int = 0
+    details: Details = ()
 
 
 Record: TypeAlias = MessageSeen | BatchPlanned | WorkerRan | WorkerSampled | OpIssued
@@ -55,6 +56,7 @@ def message_seen(event: Event) -> MessageSeen:
         event.op,
         event.site,
         getattr(message, "request", 0),
+        event.details,
     )
 
 

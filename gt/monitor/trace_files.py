@@ -9,17 +9,31 @@ import msgspec
 
 from gt.core.errors import SettingsError
 from gt.monitor.chrome_trace import chrome_trace
+from gt.monitor.log_rows import FORMATS
 from gt.monitor.records import Record
+from gt.monitor.trace_log import trace_rows
+
+LOG_SUFFIX = ".log"
 
 
 def write_trace(path: Path, records: Iterable[Record], dropped: int) -> None:
-    """Write a trace that Perfetto opens. Raises SettingsError if the file cannot be written."""
-    data = msgspec.json.encode(chrome_trace(records, dropped))
+    """Write a trace that Perfetto opens, or a log if the name of the file ends with `.log`. Raises SettingsError if the
+    file cannot be written."""
+    if path.suffix == LOG_SUFFIX:
+        data = print_log(records).encode()
+    else:
+        data = msgspec.json.encode(chrome_trace(records, dropped))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     except OSError as error:
         raise SettingsError(f"the trace cannot be written to {path}: {error}") from None
+
+
+def print_log(records: Iterable[Record]) -> str:
+    """Records in the columns of the instruction log."""
+    text = FORMATS["text"]
+    return text.header + "".join(map(text.line, trace_rows(records)))
 
 
 def describe_gaps(dropped: int, missing: Sequence[int]) -> str:

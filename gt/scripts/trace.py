@@ -15,7 +15,7 @@ from gt.core.errors import GTError
 from gt.monitor.attachment import RunningProgram, ask, find_program
 from gt.monitor.monitor_protocol import TraceAnswer, TraceRequest
 from gt.monitor.records import Record
-from gt.monitor.trace_files import describe_gaps, write_trace
+from gt.monitor.trace_files import LOG_SUFFIX, describe_gaps, write_trace
 
 
 def main() -> int:
@@ -56,9 +56,10 @@ def capture(program: RunningProgram, seconds: float, events: int, directory: Pat
         records += answer.records
         dropped, missing = answer.dropped, answer.missing
     stem = f"trace_{program.pid}_{time.strftime('%Y%m%d_%H%M%S')}"
-    trace = directory / f"{stem}.json"
-    write_trace(trace, records, dropped)
-    return [trace], describe_gaps(dropped, missing)
+    written = [directory / f"{stem}.json", directory / f"{stem}{LOG_SUFFIX}"]
+    for path in written:
+        write_trace(path, records, dropped)
+    return written, describe_gaps(dropped, missing)
 
 
 if __name__ == "__main__":

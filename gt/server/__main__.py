@@ -33,7 +33,7 @@ def main() -> int:
         secret, keys = make_keys()
         server = Server(
             endpoint,
-            open_log(settings.instruction_log),
+            open_log(settings.log),
             silence=settings.heartbeat_timeout,
             keys=secret,
             copy_limit=settings.copy_limit,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 import gt
 from gt.core.errors import SettingsError
@@ -38,12 +39,13 @@ from gt.core.messages import (
     Traffic,
     WorkerStats,
 )
+from gt.core.settings import LogSettings
 from gt.monitor.instruction_log import InstructionLog, open_log
+from gt.monitor.log_rows import COLUMNS, read_rows
 from gt.sharding.spec import DeviceMesh
 from tests.dispatcher_harness import OP, OP2, REQUEST, REQUEST2, A, B, C, D, DispatcherHarness, create, over, query, run
 from tests.records import ADD, ANSWERS, COMMANDS, FAILURE, INSTRUCTIONS, NONZERO, REPORTS, SMALL, own, signature
 
-COLUMNS = ("elapsed s", "seq", "direction", "peer", "command", "bytes", "ids", "op", "site")
 TO_THE_RIGHT = {"elapsed s", "seq", "bytes"}
 GOLDEN = Path(__file__).parent / "instruction_log.txt"
 MESSAGES = [*INSTRUCTIONS, *COMMANDS, *REPORTS, *ANSWERS]
@@ -196,7 +198,7 @@ def test_lines_are_numbered_and_time_does_not_go_back():
 )
 def test_a_line_names_peer_command_ids_op_and_site(direction, command, peer, ids, op, site):
     rows = [tuple(row.values())[2:] for row in fields(logged(converse))]
-    found = [(way, who, what, which, name, place) for way, who, what, _, which, name, place in rows]
+    found = [(way, who, what, which, name, place) for way, who, what, _, which, name, place, _ in rows]
     assert (direction, peer, command, ids, op, site) in found
 
 
@@ -226,18 +228,18 @@ def test_ids_are_shown_without_their_session():
 
 
 def test_no_path_means_no_observer():
-    assert open_log("") is None
+    assert open_log(LogSettings()) is None
 
 
 def test_a_path_that_cannot_be_written_is_an_error(tmp_path):
     path = str(tmp_path / "missing" / "log")
     with pytest.raises(SettingsError, match=r"GT_INSTRUCTION_LOG=.* cannot be written: .*No such file"):
-        open_log(path)
+        open_log(LogSettings(path))
 
 
 def test_a_line_is_in_the_file_as_soon_as_the_message_has_passed(tmp_path):
     path = tmp_path / "log"
-    log = open_log(str(path))
+    log = open_log(LogSettings(str(path)))
     harness = DispatcherHarness(1, log)
     assert len(path.read_text().splitlines()) == 2  # the header, and the worker that joined
     harness.open()
@@ -266,6 +268,80 @@ def test_an_unwritable_log_does_not_end_the_dispatcher(caplog, monkeypatch):
     assert [record.message for record in caplog.records].count(
         "the instruction log /dev/full ends here: [Errno 28] No space left on device"
     ) == 1
+
+
+def creations(path):
+    """The peer, shape, slice and spec of each tensor that the log at `path` says was created on a worker."""
+    rows = [row for row in read_rows(path) if row.command == "WorkerCreateTensor"]
+    return [(row.op, row.peer, *[row.details[name] for name in ("shape", "slice", "spec")]) for row in rows]
+
+
+def test_tensors_that_an_op_creates_have_a_row_for_each_worker(tmp_path, monkeypatch):
+    monkeypatch.setenv("GT_INSTRUCTION_LOG", str(tmp_path / "log"))
+    gt.init(workers=2, mode="virtual")
+    rows = gt.randn(4, 8, mesh=gt.mesh(2, ("x",)), placements="x, -")
+    scalar = gt.zeros(())
+    assert (rows.sum() + scalar).item() != 0
+    gt.shutdown()
+    created = creations(tmp_path / "log")
+    assert [row for row in created if "4x8" in row] == [
+        ("aten.randn.default", "worker 0", "4x8", "0:2,0:8", "x,-"),
+        ("aten.randn.default", "worker 1", "4x8", "2:4,0:8", "x,-"),
+    ]
+    assert ("aten.zeros.default", "worker 0", "()", "()", "()") in created
+
+
+def test_uploads_have_the_same_details(tmp_path, monkeypatch):
+    monkeypatch.setenv("GT_INSTRUCTION_LOG", str(tmp_path / "log"))
+    gt.init(workers=4, mode="virtual")
+    gt.distribute(torch.ones(8, 3), gt.mesh((2, 2), ("dp", "tp")), "dp tp, -").sum().item()
+    gt.shutdown()
+    assert creations(tmp_path / "log") == [
+        ("", f"worker {worker}", "8x3", f"{2 * worker}:{2 * worker + 2},0:3", "dp/tp,-") for worker in range(4)
+    ]
+
+
+def test_ops_are_logged_with_the_name_of_their_scope():
+    scopes = {row["details"] for row in fields(logged(converse_about_everything)) if row["command"] == "WorkerRunOp"}
+    assert "scope=forward" in scopes
+
+
+def write(path, count=40, **options):
+    """Write a log of so many messages; returns the rows of all its files, the oldest first."""
+    log = open_log(LogSettings(str(path), **options))
+    for number in range(1, count + 1):
+        log(Event("RECV", "client 1", FreeTensors((own(number),)), "", "", details=(("scope", "my scope"),)))
+    log.close()
+    files = sorted(path.parent.glob("*"), reverse=True)
+    return [row for file in files for row in read_rows(file)]
+
+
+def test_json_has_the_fields_of_the_columns(tmp_path):
+    write(tmp_path / "log", format="jsonl")
+    first = msgspec.json.decode((tmp_path / "log").read_text().splitlines()[0])
+    assert [name.replace("_", " ") for name in first] == list(COLUMNS)
+    assert first["details"] == {"scope": "my scope"} and first["bytes"] is None
+
+
+@pytest.mark.parametrize("format", ["text", "jsonl"])
+def test_a_log_that_is_too_long_is_put_aside(tmp_path, format):
+    rows = write(tmp_path / "log", format=format, max_bytes=1000)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["log", "log.1", "log.2", "log.3"]
+    assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
+    assert [row.seq for row in rows] == list(range(rows[0].seq, 41)) and rows[0].seq > 1
+
+
+def test_a_file_holds_a_line_however_small_its_limit(tmp_path):
+    assert [row.seq for row in write(tmp_path / "log", max_bytes=1)] == [37, 38, 39, 40]
+
+
+def test_devices_are_not_put_aside():
+    log = open_log(LogSettings("/dev/null", max_bytes=1))
+    for _ in range(3):
+        log(Event("RECV", "client 1", Goodbye(), "", ""))
+    log.close()
+    assert Path("/dev/null").is_char_device() and not Path("/dev/null.1").exists()
 
 
 if __name__ == "__main__":

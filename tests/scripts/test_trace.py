@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gt.monitor.log_rows import read_rows
 from tests.subprocesses import finish, running, serving, start
 
 PROGRAM = """
@@ -43,6 +44,8 @@ def test_a_running_program_is_captured_and_goes_on(tmp_path, begin):
     entries = json.loads(Path(out.splitlines()[0]).read_text())["traceEvents"]
     ops = {entry["name"] for entry in entries if entry["ph"] == "X"}
     assert {"aten.mul.Tensor", "aten.add.Tensor", "aten.sum.default"} <= ops
+    rows = read_rows(Path(out.splitlines()[1]))
+    assert ops >= {row.op for row in rows if row.direction == "WORKER_DONE"} >= {"aten.mul.Tensor"}
 
 
 def test_without_a_program_it_says_so(tmp_path):
