@@ -1,5 +1,6 @@
 """Pictures of layouts: tables, HTML and files show which worker holds which part."""
 
+from importlib.util import find_spec
 from xml.etree import ElementTree
 
 import pytest
