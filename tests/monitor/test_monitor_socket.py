@@ -46,9 +46,12 @@ class Captures:
 
 
 @pytest.fixture(autouse=True)
-def directory(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return monitor_directory()
+def directory(monkeypatch):
+    """Not in `tmp_path`, whose name is too long for a socket."""
+    with tempfile.TemporaryDirectory(prefix="gt-test-") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield monitor_directory()
+        monkeypatch.undo()
 
 
 @pytest.fixture
