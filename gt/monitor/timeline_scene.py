@@ -327,13 +327,14 @@ class _Drawing:
         used = lines_of_program(self._timeline)
         kinds = kinds_of_exchanges(self._timeline)
         room = self._height - y - 60 - (22 + 17 * len(kinds) if kinds else 0)
-        shown = list(used.items())[: min(TOP_LINES, max(int(room / LINE_HEIGHT), 3))]
-        most = sum(shown[0][1].values()) if shown else 1.0
+        most = max(sum(spent.values()) for spent in used.values())
+        visible = [(site, spent) for site, spent in used.items() if sum(spent.values()) >= most / 250]
+        shown = visible[: min(TOP_LINES, max(int(room / LINE_HEIGHT), 3))]
         for site, spent in shown:
             y += LINE_HEIGHT if y > TOP else 24
             yield from self._line_of_program(x, y, width, site, spent, most)
         if len(used) > len(shown):
-            yield Label(x, y + 28, f"and {len(used) - len(shown)} more lines", 10, PALE)
+            yield Label(x, y + 28, f"and {count(len(used) - len(shown), 'more line')}", 10, PALE)
             y += 14
         y += 44
         if kinds and y + 17 * len(kinds) < self._height:
