@@ -203,6 +203,14 @@ def test_the_picture_of_the_architecture_is_drawn_from_todays_messages(monkeypat
     assert drawing.PICTURE.read_text() == drawing.draw(), "run: python docs/draw_architecture.py"
 
 
+def test_each_program_of_the_timelines_has_a_small_picture_on_the_page(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    drawing = importlib.import_module("draw_timelines")
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    assert re.findall(r"\(timelines/(\w+)\.png\)", page) == list(drawing.PROGRAMS)
+    assert all((drawing.PICTURES / f"{name}.png").stat().st_size < 150_000 for name in drawing.PROGRAMS)
+
+
 FILE_NAMES = re.compile(r"`((?:gt|tests|docs|examples|benchmarks)/[\w/]+\.\w+|\w+/[\w/]+\.py)`")
 
 

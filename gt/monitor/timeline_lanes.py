@@ -1,0 +1,77 @@
+"""The lanes of a timeline: the activities of each worker in the order of time, and their time by line of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from gt.monitor.readable_units import print_bytes, print_seconds
+from gt.monitor.timeline_model import Exchanged, Timeline, Work
+
+EXCHANGE, WAIT, IDLE = "exchange", "wait", "idle"  # kinds of segments, besides those of ops
+
+
+class Segment(NamedTuple):
+    """A part of a lane. `name` is short, `title` tells all."""
+
+    start: float
+    end: float
+    kind: str
+    name: str
+    title: str
+    site: str
+
+
+def segments_of(timeline: Timeline) -> dict[int, list[Segment]]:
+    """The lane of each worker, in the order of time."""
+    lanes: dict[int, list[Segment]] = {worker: [] for worker in timeline.workers}
+    for work in timeline.work:
+        lanes[work.worker].append(_work_segment(work))
+    for exchange in timeline.exchanges:
+        for part in exchange:
+            lanes[part.worker] += _exchange_segments(part)
+    return {worker: sorted(segments) for worker, segments in lanes.items()}
+
+
+def _work_segment(work: Work) -> Segment:
+    scope = f", scope {work.scope}" if work.scope else ""
+    title = f"{work.op} {work.site}: {print_seconds(work.end - work.start)}{scope}"
+    name = work.op.removeprefix("aten.").partition(".")[0]
+    return Segment(work.start, work.end, work.kind, name, title, work.site)
+
+
+def _exchange_segments(part: Exchanged) -> Iterator[Segment]:
+    if part.late is not None:
+        title = f"waits {print_seconds(part.met - part.start)} for worker {part.late}, {part.kind} {part.site}"
+        yield Segment(part.start, part.met, WAIT, "wait", title, part.site)
+    title = f"{part.kind} {part.site}: {print_seconds(part.end - part.met)}, receives {print_bytes(part.nbytes)}"
+    yield Segment(part.met, part.end, EXCHANGE, part.kind, title, part.site)
+
+
+def shares_of(segments: Iterable[Segment], seconds: float) -> dict[str, float]:
+    """The share of the time that a worker spends with each kind; the rest is idle."""
+    spent: dict[str, float] = {}
+    for segment in segments:
+        spent[segment.kind] = spent.get(segment.kind, 0.0) + (segment.end - segment.start) / max(seconds, 1e-9)
+    return spent | {IDLE: max(1.0 - sum(spent.values()), 0.0)}
+
+
+def lines_of_program(timeline: Timeline) -> dict[str, dict[str, float]]:
+    """Seconds of all workers by line of the program and kind, or commands if only their sends are known; the most
+    first."""
+    used: dict[str, dict[str, float]] = {}
+    for segments in segments_of(timeline).values():
+        for segment in segments:
+            kinds = used.setdefault(segment.site or "no line", {})
+            amount = 1.0 if timeline.has_send_times else segment.end - segment.start
+            kinds[segment.kind] = kinds.get(segment.kind, 0.0) + amount
+    return dict(sorted(used.items(), key=lambda item: -sum(item[1].values())))
+
+
+def kinds_of_exchanges(timeline: Timeline) -> dict[str, tuple[int, int]]:
+    """The number and the bytes of the exchanges of each kind."""
+    found: dict[str, tuple[int, int]] = {}
+    for exchange in timeline.exchanges:
+        count, nbytes = found.get(exchange[0].kind, (0, 0))
+        found[exchange[0].kind] = (count + 1, nbytes + sum([part.nbytes for part in exchange]))
+    return dict(sorted(found.items(), key=lambda item: -item[1][1]))
