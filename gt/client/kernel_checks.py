@@ -14,6 +14,7 @@ import torch
 
 from gt.client.geometry import Geometry
 from gt.client.op_schema import OpSchema
+from gt.client.refused_dtypes import REFUSED_DTYPES
 from gt.client.storage import TensorRef
 from gt.client.torch_patches.dispatch_modes import disable_current_modes
 from gt.client.torch_patches.op_registry import packet_name, schema_of
@@ -27,7 +28,8 @@ _ONE_DTYPE = frozenset(
     f"{name}{suffix}"
     for name in (
         "mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "addbmm", "baddbmm", "addr", "linear", "_addmm_activation",
-        "convolution", "convolution_backward",
+        "convolution", "convolution_backward", "binary_cross_entropy", "_prelu_kernel", "grid_sampler_2d",
+        "grid_sampler_3d", "linalg_cross", "complex", "polar", "rrelu_with_noise", "_cdist_forward",
     )
     for suffix in ("", "_")
 )  # fmt: skip
@@ -39,6 +41,15 @@ class MayBeRefused(Exception):
 
 def check_arguments(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any, on_cpu: bool) -> None:
     """Raise MayBeRefused if a kernel may refuse a call for which torch's shape function gave `result`."""
+    check_special_cases(op, args, kwargs, result, on_cpu)
+    refused = REFUSED_DTYPES.get(packet_name(op.func)) if on_cpu else None
+    first = args[0] if args else None
+    if refused is not None and isinstance(first, torch.Tensor) and first.dim() and first.dtype in refused:
+        raise MayBeRefused
+
+
+def check_special_cases(op: OpSchema, args: Sequence[Any], kwargs: dict[str, Any], result: Any, on_cpu: bool) -> None:
+    """The checks without those of the table of refused dtypes."""
     special = _CHECKS.get(schema_of(op.func).name)
     if special is not None:
         special(*args, **kwargs)
@@ -102,7 +113,10 @@ def _dtype_of(value: Any) -> torch.dtype | None:
 def _check_values_fit(
     target: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, *_: Any
 ) -> None:
-    """The values must expand to the indexed part of the target, whose size is known unless an index is a mask."""
+    """The values must have the target's dtype, and expand to its indexed part, whose size is known unless an index is a
+    mask."""
+    if values.dtype is not target.dtype:
+        raise MayBeRefused
     if not any(index is not None and index.dtype in _MASKS for index in indices):
         values.expand(torch.ops.aten.index.Tensor(target, indices).shape)
 
@@ -136,6 +150,45 @@ def _check_transposed_convolution(
 
 def _check_mask(tensor: torch.Tensor, mask: torch.Tensor, *_: Any) -> None:
     if mask.dtype is not torch.bool:
+        raise MayBeRefused
+
+
+def _check_put(tensor: torch.Tensor, index: torch.Tensor, source: torch.Tensor, *_: Any, **__: Any) -> None:
+    if index.dtype is not torch.int64 or source.dtype is not tensor.dtype:
+        raise MayBeRefused
+
+
+def _check_dim(tensor: torch.Tensor, dim: int, *_: Any, **__: Any) -> None:
+    rank = max(tensor.dim(), 1)
+    if not -rank <= dim < rank:
+        raise MayBeRefused
+
+
+def _check_sort(tensor: torch.Tensor, *rest: Any, dim: int = -1, **_: Any) -> None:
+    """The dim, which is the last of the positional arguments; `stable` comes by name."""
+    _check_dim(tensor, next((each for each in rest if type(each) is int), dim))
+
+
+def _check_index_of_dim(tensor: torch.Tensor, dim: int, index: torch.Tensor, *_: Any, **__: Any) -> None:
+    _check_dim(tensor, dim)
+    if index.dtype not in (torch.int32, torch.int64):
+        raise MayBeRefused
+
+
+def _check_filled_index(tensor: torch.Tensor, dim: int, index: torch.Tensor, *_: Any) -> None:
+    if index.dtype is not torch.int64:
+        raise MayBeRefused
+
+
+def _check_norm(tensor: torch.Tensor, *rest: Any, **named: Any) -> None:
+    """Weights and statistics have the dtype of the tensor, or are floats if that is of half precision."""
+    others = {torch.float32} if tensor.dtype in (torch.float16, torch.bfloat16) else set()
+    if _dtypes_of((rest, named)) - {tensor.dtype, *others}:
+        raise MayBeRefused
+
+
+def _check_no_bool(tensor: torch.Tensor, other: Any, *_: Any, **__: Any) -> None:
+    if torch.bool in _dtypes_of((tensor, other)):
         raise MayBeRefused
 
 
@@ -180,6 +233,23 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten::_fft_c2c": _check_not_empty,
     "aten::_fft_c2r": _check_not_empty,
     "aten::_fft_r2c": _check_not_empty,
+    "aten::cummax": _check_dim,
+    "aten::cummin": _check_dim,
+    "aten::dist": _check_no_bool,
+    "aten::index_fill": _check_filled_index,
+    "aten::index_fill_": _check_filled_index,
+    "aten::index_select": _check_index_of_dim,
+    "aten::masked_fill": _check_mask,
+    "aten::masked_fill_": _check_mask,
+    "aten::native_layer_norm": _check_norm,
+    "aten::native_group_norm": _check_norm,
+    "aten::native_batch_norm": _check_norm,
+    "aten::_native_batch_norm_legit": _check_norm,
+    "aten::_batch_norm_with_update": _check_norm,
+    "aten::put": _check_put,
+    "aten::put_": _check_put,
+    "aten::rsub": _check_no_bool,
+    "aten::sort": _check_sort,
     "aten::masked_scatter": _check_mask,
     "aten::masked_scatter_": _check_mask,
     "aten::bucketize": _check_boundaries,

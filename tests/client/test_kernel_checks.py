@@ -40,6 +40,35 @@ WRONG: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], Any]] = {
     "a view beyond the tensor": lambda to: torch.as_strided_scatter(to(FLOATS), to(FLOATS[:1]), (1, 3), (1, 9)),
     "a spectrum of nothing": lambda to: torch.fft.fft(to(torch.ones(2, 0))),
     "a spectrum of an empty batch": lambda to: torch.fft.rfft2(to(torch.ones(0, 2, 2))),
+    "a softmax of integers": lambda to: to(INTS).softmax(0),
+    "a logarithmic softmax of integers": lambda to: to(INTS).log_softmax(0),
+    "the variance of integers": lambda to: to(INTS).var(),
+    "the deviation of integers": lambda to: to(INTS).std(0),
+    "the median of booleans": lambda to: to(INTS.bool()).median(),
+    "the trace of booleans": lambda to: to(INTS.bool()).trace(),
+    "random booleans of integers": lambda to: to(INTS).bernoulli(),
+    "random integers of a range": lambda to: to(INTS).uniform_(),
+    "a histogram of integers": lambda to: to(INTS).histc(),
+    "an enlarged image of integers": lambda to: F.interpolate(to(INTS.view(1, 1, 9)), 18),
+    "pooled booleans": lambda to: F.max_pool2d(to(INTS.bool()[None]), 2),
+    "averaged integers": lambda to: F.adaptive_avg_pool1d(to(INTS[None]), 2),
+    "an activation of integers": lambda to: F.hardswish(to(INTS)),
+    "a loss of integers": lambda to: F.huber_loss(to(INTS), to(INTS)),
+    "sums of exponentials of integers": lambda to: to(INTS).logcumsumexp(0),
+    "sums of booleans in place": lambda to: to(INTS.bool()).cumsum_(0),
+    "blocks of integers": lambda to: F.unfold(to(INTS.view(1, 1, 9, 1)), (1, 1)),
+    "points of an image of integers": lambda to: F.grid_sample(
+        to(INTS.view(1, 1, 9, 1)), to(FLOATS[0, :2].view(1, 1, 1, 2)), align_corners=False
+    ),
+    "a loss of floats and integers": lambda to: F.binary_cross_entropy(to(FLOATS), to(INTS)),
+    "an index of floats": lambda to: to(FLOATS).index_select(0, to(FLOATS[0])),
+    "an index of floats to fill": lambda to: to(FLOATS).index_fill(0, to(FLOATS[0]), 1.0),
+    "a mask of integers": lambda to: to(FLOATS).masked_fill_(to(INTS), 1.0),
+    "integers put among floats": lambda to: to(FLOATS).put_(to(INTS), to(INTS)),
+    "integers put at an index": lambda to: torch.index_put(to(FLOATS), (to(INTS[0]),), to(INTS)),
+    "a norm with weights of doubles": lambda to: F.layer_norm(to(FLOATS), (3,), to(DOUBLES[0])),
+    "a norm with statistics of doubles": lambda to: F.batch_norm(to(FLOATS), to(DOUBLES[0]), to(DOUBLES[0])),
+    "a dim that does not exist": lambda to: to(FLOATS).sort(3),
 }  # fmt: skip
 
 
@@ -64,6 +93,7 @@ def error_of(case: Callable[[], object]) -> str:
 def test_a_wrong_call_raises_torchs_error_at_once(name: str) -> None:
     with session():
         expected = error_of(lambda: WRONG[name](torch.Tensor.clone))
+        assert expected
         assert error_of(lambda: WRONG[name](gt.to)) == expected
 
 
@@ -101,6 +131,11 @@ def test_a_write_that_overlaps_is_refused_at_once(write: Callable[[torch.Tensor]
         lambda x, i: F.cross_entropy(x, i[0]),
         lambda x, i: x.masked_scatter(i > 0, x),
         lambda x, i: F.layer_norm(x, (3,), x[0], x[0]),
+        lambda x, i: F.batch_norm(x, x[0].clone(), x[0].clone(), training=True),
+        lambda x, i: x.index_select(0, i[0]),
+        lambda x, i: torch.index_put(x, (i[0],), x),
+        lambda x, i: x.sort(1, descending=True),
+        lambda x, i: torch.sort(x, stable=True, dim=0),
         lambda x, i: torch.where(i > 0, x, x),
         lambda x, i: x.mul_(x),
         lambda x, i: x[0].copy_(x[1]),
