@@ -62,5 +62,10 @@ class Sites:
         self._ids[key] = site_id
         return site_id
 
+    def text(self, site_id: int) -> str:
+        """A site for people: `train.py:12`."""
+        file, line, _ = self.lookup(site_id)
+        return f"{file}:{line}"
+
     def lookup(self, site_id: int) -> Site:
         return self._sites.get(site_id, _UNKNOWN)

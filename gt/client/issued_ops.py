@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from gt.client.session import Session
 from gt.core.message_events import Captured, MonitorEvent, OpIssued, WorkerRan, WorkerSampled
-from gt.core.messages import Instruction, Ran, RunOp, RunSegment
+from gt.core.messages import Instruction, Ran, RunOp
 
 
 class IssuedOps:
@@ -23,21 +23,11 @@ class IssuedOps:
 
     def _described(self, when: int, instruction: Instruction) -> Iterator[OpIssued]:
         session = self._session
-        for single in _expanded(session, instruction):
+        for single in session.expand(instruction):
             if isinstance(single, RunOp) and single.outputs:
                 signature = session.signatures.get(single.op_id)
                 op = signature.op if signature is not None else "(forgotten op)"
-                yield OpIssued(session.welcome.ident, when, op, site_text(session, single.site), single.outputs[0])
-
-
-def _expanded(session: Session, instruction: Instruction) -> Sequence[Instruction]:
-    body = session.segment_bodies.get(instruction.segment_id) if isinstance(instruction, RunSegment) else None
-    return body.expand(instruction) if body is not None else (instruction,)  # type: ignore[arg-type]
-
-
-def site_text(session: Session, site: int) -> str:
-    file, line, _ = session.sites.lookup(site)
-    return f"{file}:{line}"
+                yield OpIssued(session.welcome.ident, when, op, session.sites.text(single.site), single.outputs[0])
 
 
 class SessionCaptures:
@@ -66,4 +56,4 @@ class SessionCaptures:
         return Captured(events, dropped, ())
 
     def _ran(self, worker: int, ran: Ran) -> WorkerRan:
-        return WorkerRan(worker, ran, site_text(self._session, ran.site) if ran.site else "")
+        return WorkerRan(worker, ran, self._session.sites.text(ran.site) if ran.site else "")

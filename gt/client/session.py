@@ -40,6 +40,7 @@ from gt.core.messages import (
     FetchTensor,
     ForgetOps,
     Goodbye,
+    Instruction,
     Joined,
     Located,
     LocateTensor,
@@ -54,6 +55,7 @@ from gt.core.messages import (
     ReadVersions,
     Redistribute,
     RunOp,
+    RunSegment,
     StatsRead,
     Synchronize,
     TensorRead,
@@ -188,6 +190,11 @@ class Session:
     def reserve_ids(self) -> int:
         """The first of a range of ids for the results of a query."""
         return next(self._query_ids)
+
+    def expand(self, instruction: Instruction) -> Sequence[Instruction]:
+        """The instructions of the ops, if `gt.compile` has sent a segment; any other instruction alone."""
+        body = self.segment_bodies.get(instruction.segment_id) if isinstance(instruction, RunSegment) else None
+        return body.expand(instruction) if body is not None else (instruction,)  # type: ignore[arg-type]
 
     # Uploads
 

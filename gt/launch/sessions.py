@@ -20,7 +20,7 @@ from gt.client.torch_patches.torch_compile import patch_compile
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.settings import BACKENDS, MODES, Settings, parse_address, read_settings
-from gt.debug import Trace
+from gt.debug.traces import Trace
 from gt.launch.hosted_dispatcher_channel import HostedDispatcherChannel
 from gt.launch.in_process_channel import InProcessChannel
 from gt.launch.local_processes import LocalProcesses

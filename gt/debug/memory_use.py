@@ -1,0 +1,88 @@
+"""The memory of a program's tensors on each worker, by line: `gt.debug.memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from gt.client import active_session
+from gt.client.session import Session
+from gt.core.errors import SessionError
+from gt.core.messages import MemoryUse, WorkerMemory
+
+
+class MemoryBytes(NamedTuple):
+    """Bytes of tensors in their own layouts, and of copies in other layouts."""
+
+    originals: int
+    copies: int
+
+    @property
+    def total(self) -> int:
+        return self.originals + self.copies
+
+
+class LineMemory(NamedTuple):
+    """The bytes that a line of the program takes: of the tensors that it made, and of the copies that it needed. `line`
+    is "before" for all that was there before the block."""
+
+    line: str
+    live: MemoryBytes
+    peak: MemoryBytes
+
+
+class MemoryOfWorker(NamedTuple):
+    """The bytes at the end of the block, and when they were most. `most_copies` are the most bytes of copies at any
+    time. `lines` have the same bytes by line, the line with most bytes at the peak first."""
+
+    live: MemoryBytes
+    peak: MemoryBytes
+    most_copies: int
+    lines: tuple[LineMemory, ...]
+
+
+class Memory:
+    """The memory that the tensors of this program take on each worker inside `with gt.debug.memory() as m:`. Tensors
+    that share memory are counted once. Memory that an op takes while it runs is not counted."""
+
+    def __init__(self) -> None:
+        self.workers: dict[int, MemoryOfWorker] = {}
+
+    def __enter__(self) -> Memory:
+        session = self._session = active_session.current()
+        if session.is_measuring:
+            raise SessionError("memory is being measured already; leave its block before entering another one")
+        session.read_memory(watch=True)
+        session.is_measuring = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._session.is_measuring = False
+        answer = self._session.read_memory(watch=False)
+        self.workers = {worker: _memory(self._session, memory) for worker, memory in answer.workers}
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that any worker held."""
+        return max((memory.peak.total for memory in self.workers.values()), default=0)
+
+
+def memory() -> Memory:
+    """Record the memory of tensors inside: `with gt.debug.memory() as m: ...; print(m.workers[0].peak.total)`."""
+    return Memory()
+
+
+def _memory(session: Session, memory: WorkerMemory) -> MemoryOfWorker:
+    by_line: dict[str, list[MemoryUse]] = {}
+    for use in memory.uses:
+        by_line.setdefault(session.sites.text(use.site) if use.site else "before", []).append(use)
+    lines = [LineMemory(line, *_bytes(uses)) for line, uses in by_line.items()]
+    lines.sort(key=lambda line: -line.peak.total)
+    return MemoryOfWorker(*_bytes(memory.uses), memory.most_copies, tuple(lines))
+
+
+def _bytes(uses: Iterable[MemoryUse]) -> tuple[MemoryBytes, MemoryBytes]:
+    """The bytes now, and at the peak."""
+    originals, copies = [use for use in uses if not use.is_copy], [use for use in uses if use.is_copy]
+    live = MemoryBytes(sum(use.live for use in originals), sum(use.live for use in copies))
+    return live, MemoryBytes(sum(use.peak for use in originals), sum(use.peak for use in copies))

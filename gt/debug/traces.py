@@ -1,0 +1,57 @@
+"""Traces of a block of a program, or of all of it: `gt.debug.trace`, and GT_TRACE."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from gt.client import active_session
+from gt.client.session import Session
+from gt.monitor.records import records_of
+from gt.monitor.trace_files import describe_gaps, write_trace
+
+log = logging.getLogger("gt.debug")
+WORKER_SECONDS = 60.0  # that the end of a trace waits for busy workers
+
+
+class Trace:
+    """Writes what happens inside `with gt.debug.trace("run.json"):` to a file that Perfetto opens. `dropped` counts the
+    events that there was no room for, and `missing` are workers that did not send their commands in time."""
+
+    def __init__(self, path: str | Path, limit: int) -> None:
+        self.path = Path(path)
+        self.dropped = 0
+        self.missing: tuple[int, ...] = ()
+        self._limit = limit
+
+    def __enter__(self) -> Trace:
+        self.begin(active_session.current())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def begin(self, session: Session) -> None:
+        assert session.captures is not None, "the launcher sets it"
+        self._captures, self._session = session.captures, session
+        session.outbox.flush()  # ops from before are not part of the trace
+        self._captures.begin(self._limit)
+
+    def end(self) -> None:
+        """Stop, and write the file."""
+        if not self._session.closed_because:
+            self._session.outbox.flush()
+        captured = self._captures.end(WORKER_SECONDS)
+        self.dropped, self.missing = captured.dropped, captured.missing
+        write_trace(self.path, records_of(captured.events), captured.dropped)
+        if gaps := describe_gaps(self.dropped, self.missing):
+            log.warning("the trace %s is not complete: %s", self.path, gaps)
+
+
+def trace(path: str | Path, limit: int = 1 << 20) -> Trace:
+    """Write a trace of what clients, dispatcher and workers do inside: `with gt.debug.trace("run.json"): ...`. Open it
+    at https://ui.perfetto.dev; a file named `run.log` is a log. At most `limit` messages are kept, and as many commands
+    of each worker."""
+    if limit < 1:
+        raise ValueError(f"a trace of {limit} events is not possible")
+    return Trace(path, limit)
