@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from gt.core.errors import SettingsError as SettingsError
     from gt.core.errors import SignalError as SignalError
     from gt.core.errors import WorkerLost as WorkerLost
+    from gt.debug import visualize_sharding as visualize_sharding
     from gt.launch.sessions import connect as connect
     from gt.launch.sessions import gpu_workers as gpu_workers
     from gt.launch.sessions import init as init
@@ -106,6 +107,7 @@ _NAMES: dict[str, str] = {
     "gt.client.layouts": "mesh",
     "gt.client.recovery": "recover",
     "gt.client.tensor": "Tensor",
+    "gt.debug": "visualize_sharding",
     "gt.core.errors": (
         "CompileError GTError LayoutError OpError RecoveryError ServerLost SessionError SettingsError SignalError "
         "WorkerLost"

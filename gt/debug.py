@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import builtins
 import logging
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from msgspec.structs import astuple
+from rich.console import Console
 
 from gt.client import active_session
 from gt.client.session import Session
+from gt.client.tensor import Tensor
 from gt.core.errors import SessionError
 from gt.core.ids import short_id
 from gt.core.messages import (
@@ -32,7 +36,9 @@ from gt.core.messages import (
 )
 from gt.core.timeline import TimelineEvent, Transfer
 from gt.monitor.records import records_of
+from gt.monitor.sharding_picture import HeldPart, ShardingPicture
 from gt.monitor.trace_files import describe_gaps, write_trace
+from gt.sharding.spec import ShardingSpec, local_box
 
 log = logging.getLogger("gt.debug")
 WORKER_SECONDS = 60.0  # that the end of a trace waits for busy workers
@@ -332,6 +338,38 @@ def trace(path: str | Path, limit: int = 1 << 20) -> Trace:
     if limit < 1:
         raise ValueError(f"a trace of {limit} events is not possible")
     return Trace(path, limit)
+
+
+def visualize_sharding(tensor: Tensor) -> ShardingPicture:
+    """Show where the parts of a tensor lie: a coloured table in a terminal, HTML in a notebook. Replicas have one
+    colour. Returns the picture: `gt.visualize_sharding(x).save("x.svg")`, or `.png`."""
+    picture = sharding_picture(tuple(tensor.shape), tensor.itemsize, tensor.spec)
+    if not _is_in_notebook():
+        Console().print(picture)
+    return picture
+
+
+def sharding_picture(shape: tuple[int, ...], itemsize: int, spec: ShardingSpec) -> ShardingPicture:
+    """The picture of a layout."""
+    mesh = spec.mesh
+    kind = "" if spec.kind == "sum" else f" ({spec.kind})"
+    partial = " ".join(spec.partial) + kind if spec.partial else ""
+    numbers: dict[object, int] = {}
+    parts = []
+    for worker in mesh.workers:
+        box = local_box(spec, shape, worker)
+        along = tuple(mesh.coordinate(worker)[mesh.axis_names.index(axis)] for axis in spec.partial)
+        number = numbers.setdefault((box, along), len(numbers))
+        coordinate = " ".join(f"{axis}={at}" for axis, at in zip(mesh.axis_names, mesh.coordinate(worker), strict=True))
+        nbytes = itemsize * math.prod(stop - start for start, stop in box)
+        parts.append(HeldPart(worker, coordinate or "-", number, box, nbytes, partial))
+    text = f"{'x'.join(map(str, shape)) or 'scalar'} as [{spec}] on mesh {mesh}"
+    return ShardingPicture(text, shape, parts)
+
+
+def _is_in_notebook() -> bool:
+    shell = getattr(builtins, "get_ipython", None)
+    return shell is not None and type(shell()).__name__ == "ZMQInteractiveShell"
 
 
 def tape(count: int = 50) -> list[str]:

@@ -62,7 +62,10 @@ SLOW_PROGRAMS = [snippet for snippet in SNIPPETS if snippet.info == "python slow
 
 
 @pytest.fixture
-def ended():
+def ended(tmp_path, monkeypatch):
+    """Programs write their files to a directory of their own, and find the examples there."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
     yield
     gt.shutdown()
     registry.clear()

@@ -79,10 +79,10 @@ class SingleResultCall:
         result = Storage(session, next(session.ids), self.geometry)
         scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, self.geometry)
         site = session.sites.current(3)
-        if _thread_count() > 1 or session.is_traced:
+        if _thread_count() > session.quiet_threads or session.is_traced:
             outputs = (result.id,)
             session.outbox.submit(lambda ids: RunOp(self.op_id, ids, outputs, tuple(scalars), scope, site), refs)
-        else:  # only the flushing thread runs besides, and it makes no ops: no lock, which costs a tenth of an op
+        else:  # all other threads are GT's and make no ops: no lock, which costs a tenth of an op
             inputs = (refs[0].id, refs[1].id) if len(refs) == 2 else tuple([ref.id for ref in refs])
             session.outbox.emit(RunOp(self.op_id, inputs, (result.id,), tuple(scalars), scope, site))
         handle = make_handle(cls, self.shape, self.stride, None, None, self.dtype)
@@ -223,7 +223,10 @@ class QueryCall:
             _resize(storage, geometry_from_meta(meta), args, kwargs)
         if self.on_geometries is not None:
             self.on_geometries([geometry_from_meta(m) if isinstance(m, TensorMeta) else None for m in answer.results])
-        return self.returned(_handles(cls, session, query.first, answer.results), args, kwargs or {})
+        returned = self.returned(_handles(cls, session, query.first, answer.results), args, kwargs or {})
+        if after_query is not None:
+            after_query(query)
+        return returned
 
 
 def rebind(tensor: torch.Tensor, ref: TensorRef) -> torch.Tensor:
@@ -269,3 +272,4 @@ def draw_key(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
 
 
 before_draw: Callable[[torch.Generator | None], None] | None = None  # called with the generator of each key
+after_query: Callable[[QueryOp], None] | None = None  # called with each query that was answered without an error

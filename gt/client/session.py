@@ -112,6 +112,7 @@ class Session:
         self.signatures: dict[int, Signature] = {}
         self.segment_bodies: dict[int, SegmentBody] = {}  # of the segments that gt.compile has defined
         self.closed_because = ""  # the reason, if the session is closed
+        self.quiet_threads = 1  # of this process that never make an op: the one that flushes, and those of the monitor
         self.captures: Captures | None = None  # set by the launcher, which knows where the dispatcher runs
         self.is_recording = False  # whether the workers record the commands they run
         self.is_traced = False  # whether gt.compile records the instructions of a call
@@ -129,6 +130,11 @@ class Session:
         self._ended = False
         if in_use() or (not self.alone and auto_shard is not False):
             self.resolve_scopes()
+
+    def note_quiet_threads(self, change: int) -> None:
+        """Called by a thread that makes no ops, after its start and before its end: while it is not counted, ops take a
+        lock that they do not need."""
+        self.quiet_threads += change
 
     def resolve_scopes(self) -> ScopeResolver:
         """Find the scope of each op from now on."""
@@ -227,7 +233,8 @@ class Session:
         """The value of a tensor as a plain one; waits until it is computed. `version` selects an earlier value."""
         self.require_open()
         storage = ref if isinstance(ref, Storage) else self.derive(ref)
-        if self.embedded and version == CURRENT and (data := self._read_directly(storage)) is not None:
+        is_direct = self.embedded and version == CURRENT and not self.is_traced
+        if is_direct and (data := self._read_directly(storage)) is not None:
             return assemble((data,), None, ref.geometry, is_shared=False)
         nbytes = ref.geometry.nbytes
         read = self._read(storage, version, nbytes)

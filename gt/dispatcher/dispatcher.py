@@ -250,19 +250,28 @@ class Dispatcher:
             waits.setdefault(session, set()).update(workers)
         return waits
 
+    def queued(self) -> dict[int, int]:
+        """The number of instructions of each session that wait for their turn."""
+        return self._fair_queue.queued()
+
     def describe_op(self, op_id: int, site_id: int) -> str:
         """A worker's last op and its site; empty if the worker has run none."""
+        op, site = self.find_op(op_id, site_id)
+        return f"{op} ({site})" if site else op
+
+    def find_op(self, op_id: int, site_id: int) -> tuple[str, str]:
+        """The names of a worker's last op and of its site; empty if there is none."""
         session = self.state.sessions.get(session_of(op_id))
         if not op_id:
-            return ""
+            return "", ""
         if session is None:
-            return "an op of a session that has ended"
-        if op_id in session.segment_parts:  # a worker that replays a part shows the position in it
-            ops = session.segment_parts[op_id].body.ops
-            op = ops[min(site_id, len(ops) - 1)]
+            return "an op of a session that has ended", ""
+        part = session.segment_parts.get(op_id)
+        if part is not None:  # a worker that replays a part shows the position in it
+            op = part.body.ops[min(site_id, len(part.body.ops) - 1)]
             op_id, site_id = op.op_id, op.site
-        site = f" ({session.site(site_id)})" if site_id in session.sites else ""  # a move may have no site
-        return f"{session.op_name(op_id) or 'an op that was forgotten'}{site}"
+        site = session.site(site_id) if site_id in session.sites else ""  # a move may have no site
+        return session.op_name(op_id) or "an op that was forgotten", site
 
 
 def _request(mark: Mark) -> ToWorkers:

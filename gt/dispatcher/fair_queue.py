@@ -227,6 +227,10 @@ class FairQueue:
         for mark in [mark for mark in self._marks.values() if mark.session == session]:
             del self._marks[mark.number]
 
+    def queued(self) -> dict[int, int]:
+        """The number of queued instructions of each session that has any."""
+        return {session: len(self._clients[session].waiting) for session in list(self._waiting)}
+
     def waits(self) -> dict[int, set[int]]:
         """By session with queued instructions, the workers whose progress it waits for."""
         return {session: self._clients[session].busy_workers() for session in self._waiting}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from gt.core import worker_progress
 from gt.core.errors import ProtocolError
 from gt.core.messages import Hello, Waiting, Welcome, WorkerInfo
 from gt.dispatcher.delivery import Deliver, Delivery
 from gt.dispatcher.dispatcher import Dispatcher
-from gt.dispatcher.peers import Peer, PeerTable
+from gt.dispatcher.peers import NO_PROGRESS, Peer, PeerTable
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.process_identity import start_mark, this_host
@@ -64,12 +65,12 @@ class Handshakes:
         shares = hello.progress and hello.host == this_host()
         if shares and not hello.progress.startswith(f"gt-{hello.pid}-"):
             raise ProtocolError(f"shared buffer {hello.progress} is not one of process {hello.pid}")
-        progress: Sequence[int] = shared_memory.take(hello.progress, 16).cast("q") if shares else (0, 0)
+        progress = shared_memory.take(hello.progress, worker_progress.NBYTES).cast("q") if shares else NO_PROGRESS
         start_time = start_mark(hello.pid)  # before the worker joins: this fails if too many files are open
         ident, outgoing = self._dispatcher.join_worker(
             hello.device, hello.host, hello.pid, hello.memory, overlaps=hello.overlaps
         )
-        self._peers.add(identity, Peer(hello, ident, start_time, progress=progress))
+        self._peers.add(identity, Peer(hello, ident, start_time, progress=progress))  # type: ignore[arg-type]
         self._delivery.send_to(identity, [Welcome(__version__, ident, os.getpid(), this_host())])
         log.info("worker %d joined (%s, pid %d)", ident, hello.device, hello.pid)
         self._delivery.send(outgoing)

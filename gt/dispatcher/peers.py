@@ -6,21 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gt.core.messages import Hello
+from gt.core.worker_progress import LENGTH
 from gt.dispatcher.backpressure import Backpressure
 from gt.wire.process_identity import this_host
+
+NO_PROGRESS = (0,) * LENGTH  # of a client, or of a worker of another machine
 
 
 @dataclass
 class Peer:
     """A client or worker after its hello. `ident` is a session or a worker's id, and `start_time` identifies its
-    process. `progress` shows the op id and the site of a worker's current command. `session_secret` is that of Welcome.
+    process. `progress` shows what a worker does, as in `core/worker_progress.py`. `session_secret` is that of Welcome.
     The connection of a peer that is `lost` has ended."""
 
     hello: Hello
     ident: int
     start_time: str
     malformed_messages: int = 0
-    progress: Sequence[int] = (0, 0)
+    progress: Sequence[int] = NO_PROGRESS
     session_secret: str = ""
     backpressure: Backpressure = field(default_factory=Backpressure)
     lost: bool = False

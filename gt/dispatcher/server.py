@@ -29,6 +29,7 @@ from gt.core.messages import (
     Welcome,
     WorkerShutdown,
 )
+from gt.core.program_status import ProgramStatus
 from gt.dispatcher.delivery import Deliver, Delivery
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.handshakes import Handshakes, internal_errors_logged
@@ -36,6 +37,7 @@ from gt.dispatcher.message_queue import Outgoing, ToClient
 from gt.dispatcher.ownership import require_ownership
 from gt.dispatcher.peers import Peer, PeerTable
 from gt.dispatcher.pending_connections import MAX_MALFORMED, PendingConnections
+from gt.dispatcher.status import read_status
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload
@@ -134,6 +136,12 @@ class Server:
     def stop(self) -> None:
         """End the loop at its next turn; safe to call from a signal handler."""
         self._stopping = True
+
+    def read_status(self) -> ProgramStatus:
+        """The status of workers and sessions; any thread may ask."""
+        peers = list(self.peers.by_identity.values())
+        progress = {peer.ident: peer.progress for peer in peers if not peer.is_client}
+        return read_status(self.dispatcher, progress)
 
     def open_local_session(self, deliver: Deliver) -> Welcome:
         """Open a session for this process. Its answers are passed to `deliver`."""
@@ -264,7 +272,7 @@ class Server:
         """Pass a report on to the dispatcher, and dismiss its worker if it does not fit the state: a client may wait
         for it. Returns whether the report was used."""
         try:
-            outgoing = self.dispatcher.report(peer.ident, report, payload, peer.progress)  # type: ignore[arg-type]
+            outgoing = self.dispatcher.report(peer.ident, report, payload, peer.progress[:2])  # type: ignore[arg-type]
             self.delivery.send(outgoing)
         except Exception as error:
             kind = type(report).__name__
@@ -281,7 +289,7 @@ class Server:
                 self.delivery.send([ToClient(session, Waiting(f"for {', '.join(described)}"))])
 
     def _describe(self, worker: int) -> str:
-        op_id, site_id = self.peers.by_identity[self.peers.workers[worker]].progress
+        op_id, site_id = self.peers.by_identity[self.peers.workers[worker]].progress[:2]
         return f"worker {worker}, which is at {self.dispatcher.describe_op(op_id, site_id) or 'its start'}"
 
     # Peers that leave
@@ -378,7 +386,7 @@ class Server:
 
     def _lose_worker(self, peer: Peer, reason: str) -> None:
         try:
-            last = self.dispatcher.describe_op(*peer.progress)
+            last = self.dispatcher.describe_op(*peer.progress[:2])
             log.warning("worker %d (pid %d) %s; its last op was %s", peer.ident, peer.hello.pid, reason, last or "none")
             self.delivery.send(self.dispatcher.lose_worker(peer.ident, reason, last))
         except Exception:  # an internal error: the other peers are served

@@ -13,6 +13,7 @@ import zmq
 from gt.core.errors import SessionError, WorkerLost
 from gt.core.message_events import Observer
 from gt.core.messages import Answer, Instruction, Welcome
+from gt.core.program_status import ProgramStatus
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing
 from gt.dispatcher.server import Server
@@ -88,6 +89,10 @@ class HostedDispatcherChannel:
                 pass
             self._server.delivery.send(act(self._server.dispatcher))
             self._waiting.wake()
+
+    def read_status(self) -> ProgramStatus:
+        """The status of workers and sessions; any thread may ask."""
+        return self._server.read_status()
 
     def wait(self) -> None:
         with self._lock:

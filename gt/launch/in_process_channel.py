@@ -12,9 +12,11 @@ import numpy as np
 
 from gt.core.message_events import Observer
 from gt.core.messages import ByteRange, Command, Instruction, Report, RunOp, Welcome
+from gt.core.program_status import ProgramStatus
 from gt.core.settings import CompileSettings
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
+from gt.dispatcher.status import read_status
 from gt.version import __version__
 from gt.wire.client_channel import Received, Upload, as_buffer
 from gt.wire.codec import Buffer
@@ -76,6 +78,11 @@ class InProcessChannel:
         """Let another thread use the dispatcher, between two batches; `act` returns the messages to deliver."""
         with self._lock:
             self._deliver(act(self.dispatcher))
+
+    def read_status(self) -> ProgramStatus:
+        """The status of workers and sessions; any thread may ask."""
+        progress = {executor.worker: executor.progress for executor in list(self.executors)}
+        return read_status(self.dispatcher, progress)
 
     def read_directly(self, ident: int) -> Buffer | None:
         """The bytes of a tensor, read without a request to the dispatcher: a request and its answer take longer than

@@ -21,7 +21,7 @@ from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.settings import BACKENDS, MODES, Settings, parse_address, read_settings
 from gt.debug import Trace
-from gt.dispatcher.captures import UseDispatcher
+from gt.launch.hosted_dispatcher_channel import HostedDispatcherChannel
 from gt.launch.in_process_channel import InProcessChannel
 from gt.launch.local_processes import LocalProcesses
 from gt.launch.pending_session import PendingSession
@@ -148,7 +148,7 @@ def _finish_start(start: PendingSession) -> Session:
     must not run on another worker."""
     _state.start, _state.processes = None, start.processes
     try:
-        return _observed(start.open(), start.channel.with_dispatcher, start.settings)
+        return _observed(start.open(), start.channel, start.settings)
     except BaseException as error:
         _state.processes = None
         reason = str(error) or type(error).__name__  # KeyboardInterrupt has no text
@@ -206,16 +206,19 @@ def _open(settings: Settings) -> Session:
         settings.workers or 1, settings.backend, observer, settings.copy_limit, settings.compiling
     )
     session = Session(channel, channel.welcome(), settings.auto_shard, settings.hot_path)
-    return _observed(session, channel.with_dispatcher, settings)
+    return _observed(session, channel, settings)
 
 
-def _observed(session: Session, with_dispatcher: UseDispatcher | None, settings: Settings) -> Session:
-    """Let tools look at a session, from outside if this process runs the dispatcher. Begins the trace of GT_TRACE."""
-    if with_dispatcher is None:
+def _observed(
+    session: Session, channel: InProcessChannel | HostedDispatcherChannel | None, settings: Settings
+) -> Session:
+    """Let tools look at a session, from outside if this process runs the dispatcher, behind `channel`. Begins the trace
+    of GT_TRACE."""
+    if channel is None:
         session.captures = SessionCaptures(session)
     else:
-        session.captures = ProgramCaptures(session, with_dispatcher)
-        _state.monitor = MonitorSocket(session.captures)
+        session.captures = ProgramCaptures(session, channel.with_dispatcher)
+        _state.monitor = MonitorSocket(session.captures, channel.read_status, note_threads=session.note_quiet_threads)
     if settings.trace:
         _state.trace = Trace(settings.trace, TRACE_LIMIT)
         _state.trace.begin(session)

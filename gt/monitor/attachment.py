@@ -14,11 +14,11 @@ from gt.monitor.monitor_protocol import (
     MonitorAnswer,
     Refusal,
     Request,
-    monitor_directory,
     receive_answers,
     require_same_user,
     send_record,
 )
+from gt.wire.monitor_directory import monitor_directory, remove_socket
 from gt.wire.private_directories import is_private
 
 CONNECT_SECONDS = 5.0
@@ -44,7 +44,7 @@ def running_programs() -> list[RunningProgram]:
         try:
             _connect(path).close()
         except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
+            remove_socket(path.name)
             continue
         except OSError:
             continue

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TypeAlias, Union
+from typing import TypeAlias
 
 import msgspec
 
 from gt.core.errors import ProtocolError
+from gt.core.program_status import ProgramStatus
 from gt.monitor.records import Record
 
 MAX_REQUEST = 1 << 12  # bytes
@@ -43,22 +42,28 @@ class TraceAnswer(msgspec.Struct, frozen=True, tag=True):
     missing: tuple[int, ...] = ()
 
 
+class StatusRequest(msgspec.Struct, frozen=True, tag=True):
+    """Tell the status now, and every `interval` seconds (0: once)."""
+
+    interval: float = 0.0
+
+
+class StatusAnswer(msgspec.Struct, frozen=True, tag=True):
+    status: ProgramStatus
+    is_last: bool = False
+
+
 class Refusal(msgspec.Struct, frozen=True, tag=True):
     reason: str
     is_last: bool = True
 
 
-Request: TypeAlias = TraceRequest
-MonitorAnswer: TypeAlias = Union[TraceAnswer, Refusal]
+Request: TypeAlias = TraceRequest | StatusRequest
+MonitorAnswer: TypeAlias = TraceAnswer | StatusAnswer | Refusal
 
 _requests = msgspec.msgpack.Decoder(Request)
 _answers = msgspec.msgpack.Decoder(MonitorAnswer)
 _encoder = msgspec.msgpack.Encoder()
-
-
-def monitor_directory() -> Path:
-    """The private directory with the monitor sockets of this user's programs."""
-    return Path(tempfile.gettempdir()) / f"gt-monitor-{os.getuid()}"
 
 
 def send_record(connection: socket.socket, record: Request | MonitorAnswer) -> None:

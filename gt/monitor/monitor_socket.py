@@ -12,49 +12,64 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from gt.core.errors import GTError
 from gt.core.message_events import Captures
+from gt.core.program_status import ProgramStatus
 from gt.monitor.monitor_protocol import (
     RECORDS_AT_ONCE,
     Refusal,
     Request,
+    StatusAnswer,
+    StatusRequest,
     TraceAnswer,
-    monitor_directory,
+    TraceRequest,
     receive_request,
     require_same_user,
     send_record,
 )
 from gt.monitor.records import Record, records_of
+from gt.wire.monitor_directory import monitor_directory, remove_socket
 from gt.wire.private_directories import make_private
 
 log = logging.getLogger("gt.monitor")
 MAX_TOOLS = 8  # that are attached at the same time
 REQUEST_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
+SHORTEST_INTERVAL = 0.05  # seconds between two answers about the status
 MAX_SECONDS = 3600.0  # of one capture
 MAX_LIMIT = 1 << 22  # records of one capture
 WORKER_SECONDS = 20.0  # that a capture waits for the workers' commands
 
 
 class MonitorSocket:
-    """Listens in a private directory of the user; `captures` are those of the program's dispatcher. A server has the
-    port at which it serves in the name of its monitor socket. A program that cannot listen goes on without one."""
+    """Listens in a private directory of the user; `captures` and `read_status` are those of the program's dispatcher. A
+    server has the port at which it serves in the name of its monitor socket. A program that cannot listen goes on
+    without one. `note_threads` is called when the number of threads changes, by a thread that runs before and after."""
 
-    def __init__(self, captures: Captures, port: int = 0) -> None:
+    def __init__(
+        self,
+        captures: Captures,
+        read_status: Callable[[], ProgramStatus],
+        port: int = 0,
+        note_threads: Callable[[int], None] = lambda change: None,
+    ) -> None:
+        self._note_threads = note_threads
+        self._noting = threading.Lock()
         self._captures = captures
+        self._read_status = read_status
         self._pid = os.getpid()
         self._tools = threading.BoundedSemaphore(MAX_TOOLS)
-        self._path = monitor_directory() / f"{self._pid}-{port}-{secrets.token_hex(4)}.sock"
+        self._name = f"{self._pid}-{port}-{secrets.token_hex(4)}.sock"
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._attached: dict[socket.socket, threading.Thread] = {}
         try:
-            make_private(self._path.parent)
+            make_private(monitor_directory())
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._listener.bind(str(self._path))
+            self._listener.bind(str(monitor_directory() / self._name))
             self._listener.listen(8 * MAX_TOOLS)  # those over the limit are told so
         except OSError as error:
             log.info("there is no monitor socket: %s", error)
@@ -70,7 +85,7 @@ class MonitorSocket:
         if os.getpid() == self._pid:  # a fork shares the socket with its parent
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
-            self._path.unlink(missing_ok=True)
+            remove_socket(self._name)
             if self._thread is not None:
                 self._thread.join(CLOSE_SECONDS)
             for connection, thread in list(self._attached.items()):
@@ -79,7 +94,21 @@ class MonitorSocket:
                 thread.join(CLOSE_SECONDS)
         listener.close()
 
+    @contextlib.contextmanager
+    def _noted_thread(self) -> Iterator[None]:
+        with self._noting:
+            self._note_threads(1)
+        try:
+            yield
+        finally:
+            with self._noting:
+                self._note_threads(-1)
+
     def _listen(self) -> None:
+        with self._noted_thread():
+            self._accept()
+
+    def _accept(self) -> None:
         while (listener := self._listener) is not None:
             try:
                 connection, _ = listener.accept()
@@ -96,7 +125,7 @@ class MonitorSocket:
     def _serve(self, connection: socket.socket) -> None:
         """Answer one tool. Nothing that it does ends the program."""
         try:
-            with connection:
+            with self._noted_thread(), connection:
                 connection.settimeout(REQUEST_SECONDS)
                 require_same_user(connection)
                 self._answer(connection, receive_request(connection))
@@ -111,13 +140,28 @@ class MonitorSocket:
             self._tools.release()
 
     def _answer(self, connection: socket.socket, request: Request) -> None:
+        if isinstance(request, StatusRequest):
+            self._tell_status(connection, request.interval)
+        else:
+            self._capture(connection, request)
+
+    def _tell_status(self, connection: socket.socket, interval: float) -> None:
+        """Tell the status until the tool goes."""
+        while interval > 0:
+            send_record(connection, StatusAnswer(self._read_status()))
+            if _is_ended(connection, max(interval, SHORTEST_INTERVAL)):
+                return
+            connection.settimeout(REQUEST_SECONDS)
+        send_record(connection, StatusAnswer(self._read_status(), is_last=True))
+
+    def _capture(self, connection: socket.socket, request: TraceRequest) -> None:
         try:
             self._captures.begin(min(max(request.limit, 1), MAX_LIMIT))
         except GTError as error:
             send_record(connection, Refusal(str(error)))
             return
         try:
-            _wait(connection, min(max(request.seconds, 0.0), MAX_SECONDS))
+            _is_ended(connection, min(max(request.seconds, 0.0), MAX_SECONDS))
         finally:
             captured = self._captures.end(WORKER_SECONDS)
         connection.settimeout(WORKER_SECONDS)
@@ -132,11 +176,12 @@ def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
         yield batch
 
 
-def _wait(connection: socket.socket, seconds: float) -> None:
-    """Wait so many seconds, or until the tool says or ends anything."""
+def _is_ended(connection: socket.socket, seconds: float) -> bool:
+    """Wait so many seconds, or until the tool says anything or ends; returns whether it did."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         connection.settimeout(left)
         with contextlib.suppress(TimeoutError):
-            connection.recv(1)  # any byte, and the end of the connection, ends a capture early
-            return
+            connection.recv(1)
+            return True
+    return False

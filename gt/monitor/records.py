@@ -7,7 +7,7 @@ times are nanoseconds of the machine's monotonic clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -33,7 +33,7 @@ class MessageSeen(msgspec.Struct, frozen=True, tag=True):
     details: Details = ()
 
 
-Record: TypeAlias = Union[MessageSeen, BatchPlanned, WorkerRan, WorkerSampled, OpIssued]
+Record: TypeAlias = MessageSeen | BatchPlanned | WorkerRan | WorkerSampled | OpIssued
 
 
 def records_of(events: Iterable[MonitorEvent]) -> Iterator[Record]:

@@ -56,7 +56,7 @@ def main() -> int:
     shared_memory.sweep_dead()
     port = endpoint.rpartition(":")[2]
     print(f"GT server at {endpoint}; workers join with: python -m gt.worker -p {port}", file=sys.stderr)
-    monitor = MonitorSocket(DispatcherCaptures(server.with_dispatcher), int(port))
+    monitor = MonitorSocket(DispatcherCaptures(server.with_dispatcher), server.read_status, int(port))
     try:
         server.run()
     finally:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gt.wire import shared_memory
+from gt.wire.monitor_directory import remove_sockets_of
 
 LIMIT_SECONDS = 5
 _PROCESSES = "processes"
@@ -42,12 +43,14 @@ def note_processes(directory: Path, pids: Iterable[int]) -> None:
 
 
 def clear_up(directory: Path) -> None:
-    """Remove the shared memory of a client that has ended and of its processes, and their directory of sockets and
-    logs. Each of these processes does this when it ends, since the others may have been killed."""
+    """Remove the shared memory of a client that has ended and of its processes, their directory of sockets and logs,
+    and the client's monitor socket. Each of these processes does this when it ends, since the others may have been
+    killed."""
     try:
         pids = [int(pid) for pid in (directory / _PROCESSES).read_text().split()]
     except FileNotFoundError:
         pids = []
     for pid in (*pids, os.getpid()):
         shared_memory.sweep(pid)
+        remove_sockets_of(pid)
     shutil.rmtree(directory, ignore_errors=True)

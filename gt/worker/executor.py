@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from typing import Any, TypeAlias
 
+from gt.core import worker_progress
 from gt.core.ids import session_of
 from gt.core.messages import (
     Command,
@@ -41,6 +42,7 @@ from gt.core.messages import (
     WorkerReportProgress,
 )
 from gt.core.segments import SegmentBody
+from gt.core.worker_progress import BUSY, BYTES, IDLE, OPS, RECEIVED, RUNNING, SENT, SINCE, STATE, WAITED
 from gt.wire.codec import Buffer
 from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
@@ -61,13 +63,15 @@ from gt.worker.tensor_transfers import Export, TensorTransfers
 from gt.worker.timeline_recorder import TimelineRecorder
 
 log = logging.getLogger("gt.worker")
+SAMPLE_NANOSECONDS = 20_000_000  # at least, between two measurements of the bytes that are held
+SAMPLE_SHARE = 50  # and so many times as long as a measurement takes
 ReportAndBytes: TypeAlias = tuple[Report, Buffer | None]
 
 
 class Executor:
     """The state of a worker: `tensors`, `ops` and `segments` by id, scopes, optimizer steps and recordings. A command
     that fails leaves `FailedValue` in place of its results, and the commands after it go on. `progress` is memory in
-    which others can see the op and the site of the last op begun."""
+    which others can see what the worker does, as in `core/worker_progress.py`."""
 
     def __init__(
         self,
@@ -89,8 +93,9 @@ class Executor:
         self._progress_time = 0
         self.scopes = ScopeTable()
         self._timeline = TimelineRecorder(self)
-        place = progress if progress is not None else [0, 0]
-        self._runner = OpRunner(worker, engine, exchange, self._timeline, self._report, place)
+        self.progress = progress if progress is not None else [0] * worker_progress.LENGTH
+        self._next_sample = 0
+        self._runner = OpRunner(worker, engine, exchange, self._timeline, self._report, self.progress)
         self.tensors = self._runner.tensors
         self.ops = self._runner.ops
         self._steps = self._runner.steps
@@ -155,7 +160,10 @@ class Executor:
         log.debug("worker %d: %d commands, %d tensors held", self.worker, len(commands), len(self.tensors))
         self._reports = []
         self._transfers.buffers = iter(buffers)
-        self._progress_time = self._timeline.clock()
+        start = self._progress_time = self._timeline.clock()
+        progress = self.progress
+        progress[STATE], progress[SINCE] = RUNNING, start
+        waited = progress[WAITED]
         if self._late is not None:
             self._late.follow(commands, goes_on=bool(self._runner.overlapped))
         self._status.ops_run += [*map(type, commands)].count(RunOp)
@@ -167,7 +175,21 @@ class Executor:
             self._timeline.sample_memory(self._held_bytes)
         else:
             self._run_batch(batch)
+        self._show_progress(start, waited)
         return self._reports
+
+    def _show_progress(self, start: int, waited: int) -> None:
+        """Show what a batch has done that began at `start`, when the worker had waited for `waited` nanoseconds."""
+        progress, end = self.progress, self._timeline.clock()
+        progress[STATE], progress[SINCE] = IDLE, end
+        progress[BUSY] += end - start - (progress[WAITED] - waited)
+        progress[OPS] = self._status.ops_run
+        if end >= self._next_sample:
+            progress[BYTES] = self._held_bytes()
+            progress[RECEIVED] = sum(self._runner.traffic.by_peer().values())
+            progress[SENT] = self._runner.traffic.sent
+            now = self._timeline.clock()
+            self._next_sample = now + max(SAMPLE_NANOSECONDS, SAMPLE_SHARE * (now - end))
 
     def _run_batch(self, batch: Iterator[Command]) -> None:
         """Hot path: most of the cost of a small op is this loop."""

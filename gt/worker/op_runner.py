@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gt.core.ids import MAX_RESULTS, is_dispatcher_id, session_of
 from gt.core.messages import Failed, OpFailed, Queried, QueryOp, QueryResult, Report, RunOp
 from gt.core.meta import TensorMeta
+from gt.core.worker_progress import EXCHANGING, RUNNING, SINCE, STATE, WAITED
 from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.bound_segments import AnyBoundOp
@@ -261,6 +262,17 @@ class OpRunner:
                 self._exchange.prefetch(step)
 
     def _exchange_tasks(self, command: RunOp, tasks: Sequence[MoveTask]) -> Sequence[MoveResult]:
+        progress, clock = self.progress, self._timeline_recorder.clock
+        start = clock()
+        progress[STATE], progress[SINCE] = EXCHANGING, start
+        try:
+            return self._exchange_now(command, tasks)
+        finally:
+            end = clock()
+            progress[STATE], progress[SINCE] = RUNNING, end
+            progress[WAITED] += end - start
+
+    def _exchange_now(self, command: RunOp, tasks: Sequence[MoveTask]) -> Sequence[MoveResult]:
         try:
             work = self._exchange.begin(tasks)
         except Exception as error:

@@ -12,6 +12,7 @@ from collections.abc import MutableSequence, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from gt.core import worker_progress
 from gt.core.errors import ConnectionLost, ProtocolError, ServerLost
 from gt.core.messages import (
     ByteRange,
@@ -308,8 +309,8 @@ def _is_inline(report: Any) -> bool:
 def _make_progress() -> tuple[str, MutableSequence[int]]:
     """Shared memory that shows the last op begun, and its name. Without shared memory, plain memory and no name."""
     try:
-        name, cell = shared_memory.create(16)
+        name, cell = shared_memory.create(worker_progress.NBYTES)
     except OSError as error:
         log.warning("there is no shared memory to show progress in: %s", error)
-        return "", [0, 0]
+        return "", [0] * worker_progress.LENGTH
     return name, cast(MutableSequence[int], cell.cast("q"))

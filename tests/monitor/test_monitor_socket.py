@@ -4,6 +4,7 @@ import os
 import socket
 import stat
 import struct
+import tempfile
 import threading
 
 import pytest
@@ -11,11 +12,21 @@ import pytest
 import gt
 from gt.core.errors import ProtocolError, SessionError
 from gt.core.message_events import Captured, OpIssued
+from gt.core.program_status import ProgramStatus, WorkerState
 from gt.monitor import monitor_protocol
 from gt.monitor.attachment import ask, find_program, running_programs
-from gt.monitor.monitor_protocol import RECORDS_AT_ONCE, TraceRequest, monitor_directory, receive_answers, send_record
+from gt.monitor.monitor_protocol import (
+    RECORDS_AT_ONCE,
+    StatusRequest,
+    TraceRequest,
+    receive_answers,
+    send_record,
+)
 from gt.monitor.monitor_socket import MAX_TOOLS, MonitorSocket
+from gt.wire.monitor_directory import monitor_directory
 from tests.subprocesses import wait_until
+
+STATUS = ProgramStatus(5, 7, (WorkerState(0, "here", 8, "cpu", 0, "idle"),), ())
 
 
 class Captures:
@@ -36,7 +47,7 @@ class Captures:
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path, monkeypatch):
-    monkeypatch.setattr(monitor_protocol.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return monitor_directory()
 
 
@@ -47,7 +58,7 @@ def captures():
 
 @pytest.fixture
 def monitor(captures):
-    monitor = MonitorSocket(captures, 12345)
+    monitor = MonitorSocket(captures, lambda: STATUS, 12345)
     yield monitor
     monitor.close()
 
@@ -59,6 +70,15 @@ def test_a_tool_finds_a_program_and_gets_its_records(monitor, captures):
     answers = list(ask(program, TraceRequest(0.01, 77)))
     assert [len(answer.records) for answer in answers] == [3, 0] and captures.limits == [77]
     assert (answers[-1].dropped, answers[-1].missing) == (4, (2,))
+
+
+def test_a_status_is_told_once_or_until_the_tool_goes(monitor):
+    (answer,) = ask(find_program(), StatusRequest())
+    assert answer.status == STATUS
+    answers = ask(find_program(), StatusRequest(0.01))
+    assert [next(answers).status for _ in range(3)] == [STATUS] * 3
+    answers.close()
+    wait_until(lambda: not monitor._attached, what="the end of the answers")
 
 
 def test_many_records_come_in_portions(monitor, captures):
@@ -116,7 +136,7 @@ def test_the_directory_is_private_and_the_socket_goes_with_the_session(monitor, 
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert len(list(directory.iterdir())) == 1
     monitor.close()
-    assert list(directory.iterdir()) == [] and running_programs() == []
+    assert not directory.exists() and running_programs() == []
 
 
 @pytest.mark.parametrize("plant", ["file", "open", "link"])
@@ -129,7 +149,7 @@ def test_a_planted_directory_is_not_used(plant, directory, tmp_path, captures):
     else:
         (tmp_path / "elsewhere").mkdir(mode=0o700)
         directory.symlink_to(tmp_path / "elsewhere")
-    monitor = MonitorSocket(captures)
+    monitor = MonitorSocket(captures, lambda: STATUS)
     assert running_programs() == []
     monitor.close()
 
@@ -139,7 +159,7 @@ def test_sockets_of_programs_that_were_killed_are_removed(directory):
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(directory / "1-0-abcd.sock"))
     dead.close()
-    assert running_programs() == [] and list(directory.iterdir()) == []
+    assert running_programs() == [] and not directory.exists()
 
 
 def test_without_a_program_or_with_several_the_error_says_what_to_do(monitor, captures):
@@ -147,7 +167,7 @@ def test_without_a_program_or_with_several_the_error_says_what_to_do(monitor, ca
         find_program(1)
     with pytest.raises(SessionError, match="no server of yours runs at localhost:7"):
         find_program(server="localhost:7")
-    other = MonitorSocket(captures)
+    other = MonitorSocket(captures, lambda: STATUS)
     try:
         with pytest.raises(SessionError, match="several programs use GT; choose one with --pid"):
             find_program()

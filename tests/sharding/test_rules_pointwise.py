@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from gt.client.part_assembly import REDUCTIONS
 from gt.core.signatures import Input, Scalar
 from gt.sharding.factors import PartialPassthrough
 from gt.sharding.op_calls import OpCall
 from gt.sharding.rules import rule_of
 from gt.sharding.rules.pointwise import POINTWISE
-from tests.sharding.simulate import MESHES, REDUCE, check, encode, flat, meta_of, resolve
+from tests.sharding.simulate import MESHES, check, encode, flat, meta_of, resolve
 
 
 def tags(packet: str) -> list[torch.Tag]:
@@ -200,9 +201,9 @@ def test_largest_and_smallest_pass_also_for_nan_and_infinity() -> None:
                 position = tensors[min(passing.operands)]
                 reduced, *each = [
                     resolve(op)(*args[:position], value, *args[position + 1 :], **kwargs)
-                    for value in (REDUCE[passing.kind](*pair), *pair)
+                    for value in (REDUCTIONS[passing.kind](*pair), *pair)
                 ]
-                torch.testing.assert_close(REDUCE[passing.result_kind](*each), reduced, equal_nan=True, msg=op)
+                torch.testing.assert_close(REDUCTIONS[passing.result_kind](*each), reduced, equal_nan=True, msg=op)
 
 
 def test_logic_passes() -> None:

@@ -17,6 +17,7 @@ import torch
 
 from gt.client.compilation.call_arguments import CallArguments
 from gt.client.compilation.object_state import ObjectState
+from gt.client.compilation.static_reads import is_instance
 from gt.client.compilation.traced_floats import FloatTrace, TracedFloat
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.autograd_nodes import gradient_hooks
@@ -115,7 +116,7 @@ class ArgumentChanges:
         """The caller's object for an object that the function got; another object as it is."""
         if id(value) in self.containers:
             return self.containers[id(value)].original
-        if isinstance(value, TracedFloat):
+        if is_instance(value, TracedFloat):
             return value.pin()
         return self._call.original_tensor(value)
 

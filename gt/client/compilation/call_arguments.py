@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from gt.client.compilation.call_recorder import ambient_state
 from gt.client.compilation.object_state import digest
+from gt.client.compilation.static_reads import is_instance
 from gt.client.compilation.traced_floats import FloatTrace
 from gt.client.session import Session
 from gt.client.tensor import Tensor, to_gt
@@ -38,13 +39,13 @@ class CallArguments:
         self.objects: list[tuple[str, object]] = []
         self.original_args, self.original_kwargs = args, kwargs
         self.moved: list[tuple[torch.Tensor, Tensor]] = []
-        if any(isinstance(leaf, torch.Tensor) and not isinstance(leaf, Tensor) for leaf in leaves):
+        if any(issubclass(type(leaf), torch.Tensor) and not isinstance(leaf, Tensor) for leaf in leaves):
             leaves = self._move(leaves)
             args, kwargs = tree_unflatten(leaves, structure)
         self.args, self.kwargs = args, kwargs
         self.leaves, self.structure = leaves, structure
         self.floats = [leaf for leaf in leaves if type(leaf) is float]
-        self.tensors: list[Tensor] = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self.tensors: list[Tensor] = [leaf for leaf in leaves if issubclass(type(leaf), Tensor)]
         self.key = (
             structure,
             tuple(map(self._described, leaves)),
@@ -57,7 +58,7 @@ class CallArguments:
         """The leaves with plain tensors moved to GT, each once."""
         copies: dict[int, Tensor] = {}
         for leaf in leaves:
-            if isinstance(leaf, torch.Tensor) and not isinstance(leaf, Tensor) and id(leaf) not in copies:
+            if is_instance(leaf, torch.Tensor) and not isinstance(leaf, Tensor) and id(leaf) not in copies:
                 copies[id(leaf)] = moved = to_gt(leaf)
                 moved.__dict__.update(leaf.__dict__)
                 self.moved.append((leaf, moved))
@@ -77,14 +78,14 @@ class CallArguments:
 
     def _described(self, leaf: Any) -> Any:
         """A leaf of the arguments as a part of the key, without values that may change: of tensors and floats."""
-        if isinstance(leaf, Tensor):
+        if issubclass(type(leaf), Tensor):
             return leaf._ref.key, leaf.requires_grad, leaf.is_leaf, type(leaf), _marks(leaf)
         if type(leaf) is float:
             return float
-        if isinstance(leaf, _BY_VALUE):
+        if is_instance(leaf, _BY_VALUE):
             return type(leaf), leaf
         self.objects.append((f"an argument of type {type(leaf).__name__}", leaf))
-        return (_Identity(leaf), digest(leaf)) if isinstance(leaf, _BY_CONTENT) else _Identity(leaf)
+        return (_Identity(leaf), digest(leaf)) if is_instance(leaf, _BY_CONTENT) else _Identity(leaf)
 
 
 def _marks(tensor: Tensor) -> Any:
@@ -93,7 +94,7 @@ def _marks(tensor: Tensor) -> Any:
     hooks = gradient_hooks(tensor)
     if not attributes and not hooks and not tensor.retains_grad:
         return None
-    described = [(name, (type(v), v) if isinstance(v, _BY_VALUE) else _Identity(v)) for name, v in attributes.items()]
+    described = [(name, (type(v), v) if is_instance(v, _BY_VALUE) else _Identity(v)) for name, v in attributes.items()]
     return tensor.retains_grad, tuple(map(_Identity, hooks)), tuple(described)
 
 
@@ -110,6 +111,42 @@ class _Identity:
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+class _ObjectName(NamedTuple):
+    """An object in a described key."""
+
+    type_name: str
+    id: int
+
+
+def describe_key(key: Any) -> Any:
+    """A key that keeps no object alive."""
+    if isinstance(key, _Identity):
+        return _ObjectName(type(key.value).__name__, id(key.value))
+    return tuple(map(describe_key, key)) if type(key) is tuple else key
+
+
+def key_difference(before: tuple[Any, ...], now: tuple[Any, ...]) -> str:
+    """The difference between two described keys, for a message."""
+    if before[0] != now[0]:
+        return "their structure"
+    changed = next((leaf for old, leaf in zip(before[1], now[1], strict=True) if leaf != old), None)
+    if changed is not None:
+        return _leaf_difference(changed)
+    if before[4] != now[4]:
+        return "settings of torch, or the signal scope"
+    return "which of them are the same object, or share memory"
+
+
+def _leaf_difference(leaf: Any) -> str:
+    """The difference between the descriptions of two leaves of the arguments, one of which is `leaf`."""
+    content = leaf[0] if type(leaf) is tuple else leaf
+    if isinstance(content, _ObjectName):
+        return f"an object of type {content.type_name} is another one, or has another content"
+    if isinstance(content, type) and type(leaf) is tuple:
+        return f"a value of type {content.__name__}, such as {leaf[1]!r}"
+    return "the shape, strides, offset, dtype, requires_grad or attributes of a tensor"
 
 
 def sharing_pattern(idents: Iterable[int]) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ from gt.client.compilation.recorded_call import (
     step_ids,
 )
 from gt.client.compilation.replay_template import result_handle
+from gt.client.compilation.static_reads import is_instance
 from gt.client.compilation.traced_floats import TracedFloat
 from gt.client.storage import Storage, TensorRef
 from gt.client.tensor import Tensor
@@ -91,7 +92,7 @@ class RecordedCallBuilder:
         values: list[Any] = []
         for number, leaf in enumerate(leaves):
             template = templates_of.get(id(leaf))
-            if template is None and not isinstance(leaf, Tensor):
+            if template is None and not is_instance(leaf, Tensor):
                 values.append(_constant(leaf))
                 templates.append(values[-1])
                 continue
@@ -112,9 +113,9 @@ class RecordedCallBuilder:
         seen: set[int] = set()
 
         def is_argument(value: Any) -> bool:
-            if id(value) in self._arguments.containers and isinstance(value, MUTABLE):
+            if id(value) in self._arguments.containers and is_instance(value, MUTABLE):
                 return True
-            if isinstance(value, MUTABLE):
+            if is_instance(value, MUTABLE):
                 if id(value) in known:
                     raise NotRepeatable("it returns a container that it does not make; return a copy")
                 if id(value) in seen:
@@ -263,8 +264,8 @@ class RecordedCallBuilder:
 
 def _constant(leaf: Any) -> Any:
     """A result that is no tensor, and is the same in every call."""
-    if not isinstance(leaf, _CONSTANTS):
-        kind = "a plain tensor" if isinstance(leaf, torch.Tensor) else f"an object of type {type(leaf).__name__}"
+    if not is_instance(leaf, _CONSTANTS):
+        kind = "a plain tensor" if is_instance(leaf, torch.Tensor) else f"an object of type {type(leaf).__name__}"
         raise NotRepeatable(f"it returns {kind}; return GT tensors, and numbers that do not change")
     return leaf.pin() if isinstance(leaf, TracedFloat) else leaf
 

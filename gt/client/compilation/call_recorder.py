@@ -162,14 +162,14 @@ class CallRecorder:
         session.is_traced = True
         session.outbox = self  # type: ignore[assignment]
         session.upload_cache = _RecordedUploads(self, self._upload_cache)  # type: ignore[assignment]
-        cached_calls.before_draw = self._note_draw
+        cached_calls.before_draw, cached_calls.after_query = self._note_draw, self._refuse_query
         self._outbox.hold_collected()
         self._outbox.pass_on(len(self._outbox.collected))
         return self.recording
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         session = self._session
-        cached_calls.before_draw = None
+        cached_calls.before_draw = cached_calls.after_query = None
         self._outbox.free_collected()
         session.outbox, session.upload_cache, session.is_traced = self._outbox, self._upload_cache, False
 
@@ -253,16 +253,18 @@ class CallRecorder:
     # Refusals
 
     def _check(self, instruction: Instruction) -> None:
-        if isinstance(instruction, (*RECORDED, *_NOT_RECORDED)):
-            return
-        if isinstance(instruction, QueryOp):
-            op = self._session.signatures[instruction.op_id].op
-            if not _only_first_time(op):
-                raise CompileError(self._refusal(f"waits for the result of {op}", "its shape depends on data"))
+        if isinstance(instruction, (*RECORDED, *_NOT_RECORDED, QueryOp)):
             return
         raise CompileError(
             self._refusal("reads a value from the workers", "return the tensor and read it after the call")
         )
+
+    def _refuse_query(self, query: QueryOp) -> None:
+        """Refuse an op that waits for a worker in each call. A wrong call is a query too, whose answer is torch's own
+        error: so a query is refused after its answer."""
+        op = self._session.signatures[query.op_id].op
+        if get_ident() == self._thread and not _only_first_time(op):
+            raise CompileError(self._refusal(f"waits for the result of {op}", "its shape depends on data"))
 
     def _refusal(self, action: str, remedy: str) -> str:
         line = line_of(self._session, self._session.sites.current())

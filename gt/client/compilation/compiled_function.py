@@ -10,15 +10,16 @@ from threading import Lock, RLock, get_ident
 from typing import Any, overload
 
 from gt.client import active_session
-from gt.client.compilation.call_arguments import CallArguments
+from gt.client.compilation.call_arguments import CallArguments, describe_key, key_difference
 from gt.client.compilation.replayable_call import ReplayableCall
-from gt.client.compilation.specialization import Specialization
+from gt.client.compilation.specialization import MAX_ATTEMPTS, Specialization
 from gt.client.compilation.specialization_table import MAX_SPECIALIZATIONS, SpecializationTable
 from gt.client.torch_patches.autograd_nodes import current_node
 from gt.client.torch_patches.dispatch_modes import current_dispatch_modes
 from gt.client.tracebacks import ends_on_users_line
 from gt.signals.registry import registry
 
+_PATIENCE = 4  # calls that are recorded without a reason: the first one makes state, and three others agree
 _recording = Lock()  # held by the thread that records a call
 _recording_thread = 0
 
@@ -63,7 +64,7 @@ def compile(function: Callable[..., Any] | None = None, *, state: Iterable[objec
 
 class CompiledFunction:
     """A function of `gt.compile`. `recorded` counts the calls that ran its code while they were recorded, `skipped`
-    those that did not run it; `reasons` tell why calls were not skipped."""
+    those that did not run it."""
 
     def __init__(self, function: Callable[..., Any], state: Iterable[object]) -> None:
         self._function = self.__wrapped__ = function
@@ -71,10 +72,11 @@ class CompiledFunction:
         self._epoch: tuple[object, ...] = ()
         self._lock = RLock()
         self._specializations = SpecializationTable()
-        self._told: set[str] = set()
+        self._told: list[str] = []
+        self._obstacle = ""  # why the last calls did not bring a recording nearer that can be repeated
+        self._last_arguments: tuple[Any, ...] = ()  # of the last recorded call, described
         self.recorded = 0
         self.skipped = 0
-        self.reasons: list[str] = []
         for name in ("__name__", "__qualname__", "__doc__", "__module__"):
             if hasattr(function, name):
                 setattr(self, name, getattr(function, name))
@@ -124,16 +126,34 @@ class CompiledFunction:
             _recording.release()
         if reason:
             self._tell(reason)
+        self._note_obstacle(specialization, call)
+        if self._obstacle and self.recorded >= MAX_ATTEMPTS and not self.skipped and not self._told:
+            self._tell(self._obstacle, f"has run the code of {{}} in all of its {self.recorded} calls so far")
         return output
 
-    def _tell(self, reason: str) -> None:
+    @property
+    def reasons(self) -> list[str]:
+        """The reasons why calls were not skipped."""
+        is_new = self._obstacle and self._obstacle not in self._told
+        return [*self._told, self._obstacle] if is_new else list(self._told)
+
+    def _note_obstacle(self, specialization: Specialization, call: CallArguments) -> None:
+        """Note why the function is not skipped after its first calls."""
+        before, self._last_arguments = self._last_arguments, describe_key(call.key)
+        obstacle = specialization.obstacle
+        if not obstacle and before and specialization.attempts == 1 and not specialization.replayable:
+            differs = key_difference(before, self._last_arguments)
+            obstacle = f"its arguments differ from call to call: {differs}"
+        is_late = specialization.attempts >= _PATIENCE or (self.recorded >= _PATIENCE and not self.skipped)
+        self._obstacle = obstacle if is_late else ""
+
+    def _tell(self, reason: str, fact: str = "runs the code of {} in every call") -> None:
         """Warn once that calls run the code, and why."""
         if reason in self._told:
             return
-        self._told.add(reason)
-        self.reasons.append(reason)
+        self._told.append(reason)
         name = getattr(self._function, "__qualname__", type(self._function).__name__)
-        warnings.warn(f"gt.compile runs the code of {name} in every call: {reason}", RuntimeWarning, stacklevel=5)
+        warnings.warn(f"gt.compile {fact.format(name)}: {reason}", RuntimeWarning, stacklevel=5)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._specializations.is_method = True

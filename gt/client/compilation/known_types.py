@@ -8,7 +8,6 @@ import enum
 import fractions
 import functools
 import inspect
-import logging
 import operator
 import pathlib
 import re
@@ -24,6 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from gt.client.compilation.static_reads import bases_of, entries_of, is_instance, module_of
+
 SIMPLE_VALUES = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.Size, range, slice)
 _CONSTANTS = (
     *SIMPLE_VALUES, type(...), type(NotImplemented), torch.device, torch.layout, torch.memory_format, torch.finfo,
@@ -33,12 +34,14 @@ _CONSTANTS = (
 )  # fmt: skip
 # Objects that a function uses without depending on their state, or whose state cannot change.
 _OPAQUE = (
-    logging.Logger, logging.LoggerAdapter, type(threading.Lock()), type(threading.RLock()), np.ufunc,
+    type(threading.Lock()), type(threading.RLock()), np.ufunc,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
     types.GetSetDescriptorType, types.MemberDescriptorType, inspect.Signature, inspect.Parameter, typing.TypeVar,
     type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor), operator.itemgetter,
 )  # fmt: skip
-_OPAQUE_NAMES = {"_lru_list_elem", "_array_function_dispatcher", "_ArrayFunctionDispatcher", "fused_cython_function"}
+_OPAQUE_NAMES = {
+    "_lru_list_elem", "_array_function_dispatcher", "_ArrayFunctionDispatcher", "fused_cython_function", "_tuplegetter",
+}  # fmt: skip
 _FOLDERS = tuple(
     {*[sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")], *site.getsitepackages()}
 )
@@ -49,13 +52,13 @@ def is_constant(value: Any) -> bool:
     """Whether a value never changes."""
     kind = type(value)
     return kind in _CONSTANTS or (
-        isinstance(value, _CONSTANTS) and (isinstance(value, enum.Enum) or is_library(kind.__module__))
+        issubclass(kind, _CONSTANTS) and (issubclass(kind, enum.Enum) or is_library(module_of(kind)))
     )
 
 
 def is_opaque(value: Any) -> bool:
     """Whether a function may use an object without depending on a state of it that changes."""
-    return isinstance(value, _OPAQUE) or type(value).__name__ in _OPAQUE_NAMES
+    return is_instance(value, _OPAQUE) or type(value).__name__ in _OPAQUE_NAMES
 
 
 def same_constant(first: Any, second: Any) -> bool:
@@ -86,22 +89,22 @@ def is_library(module: str | None) -> bool:
 @functools.cache
 def is_python_class(kind: type) -> bool:
     """Whether the instances of a class have no state besides attributes: it and its bases are written in Python."""
-    return all(base is object or _has_only_attributes(base) for base in kind.__mro__)
+    return all(base is object or _has_only_attributes(base) for base in bases_of(kind))
 
 
 def _has_only_attributes(base: type) -> bool:
-    package = base.__module__.split(".")[0] if isinstance(base.__module__, str) else ""
-    file = getattr(sys.modules.get(base.__module__), "__file__", None) or ""
+    module = module_of(base)
+    package = module.split(".")[0]
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
     if package == "builtins" or package in sys.builtin_module_names or file.endswith((".so", ".pyd", ".dylib")):
         return False
     inner = max(each.__basicsize__ for each in base.__bases__)
-    own = sum(isinstance(each, types.MemberDescriptorType) for each in vars(base).values())
+    own = sum(isinstance(each, types.MemberDescriptorType) for each in entries_of(base).values())
     return base.__basicsize__ <= inner + (own + 2) * _POINTER  # two: of `__dict__` and `__weakref__`
 
 
 def describe_type(value: object) -> str:
     kind = type(value)
-    name = (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
-    return f"an object of type {name}"
+    module = module_of(kind)
+    prefix = "" if module in ("", "builtins", "__main__") else f"{module}."
+    return f"an object of type {prefix}{kind.__qualname__}"

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
+from gt.client.compilation.static_reads import attributes_of, bases_of, entries_of, is_instance, module_of
+
 _WITH_CONTENT = (random.Random, UserDict, UserList)
 _ELSEWHERE = (torch.Tensor, torch.nn.Module, Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
 
@@ -31,24 +33,27 @@ class ObjectState:
 
     def _read(self) -> Any:
         value = self._value
-        if isinstance(value, _ELSEWHERE):
+        if is_instance(value, _ELSEWHERE):
             return None
         if isinstance(value, torch.Generator):
             return value.get_state().tolist()
-        if type(getattr(value, "__dict__", None)) is not dict or _is_of_standard_library(value):
+        attributes = attributes_of(value)
+        if type(attributes) is not dict or _is_of_standard_library(value):
             return digest(value)
-        return list(map(_described, vars(value).items()))
+        return list(map(_described, attributes.items()))
 
     def is_changed(self) -> bool:
         return bool(self._read() != self._before)
 
     def is_unknown(self) -> bool:
         """Whether a call may have changed the object unseen: an iterator that cannot be compared."""
-        return self._before is None and hasattr(self._value, "__next__")
+        is_iterator = any("__next__" in entries_of(base) for base in bases_of(type(self._value)))
+        return self._before is None and is_iterator
 
 
 def _is_of_standard_library(value: object) -> bool:
-    return type(value).__module__.partition(".")[0] in sys.stdlib_module_names or isinstance(value, _WITH_CONTENT)
+    package = module_of(type(value)).partition(".")[0]
+    return package in sys.stdlib_module_names or is_instance(value, _WITH_CONTENT)
 
 
 def digest(value: object) -> bytes | None:
@@ -72,10 +77,10 @@ class _Sink:
 
 class _Pickler(pickle.Pickler):
     def persistent_id(self, value: object) -> str | None:
-        return str(id(value)) if isinstance(value, _ELSEWHERE) else None
+        return str(id(value)) if is_instance(value, _ELSEWHERE) else None
 
 
 def _described(item: tuple[str, object]) -> Any:
     """An attribute: a number by value, any other object by identity."""
     name, value = item
-    return name, (type(value), repr(value)) if isinstance(value, int | float | str | bool) else id(value)
+    return name, (type(value), repr(value)) if is_instance(value, (int, float, str, bool)) else id(value)

@@ -97,7 +97,7 @@ class RecordingAttempt:
         assert other.keys is not None
         mine, others = self.trace, other.trace
         if any(not same_scalar(mine.arguments[n], others.arguments[n]) for n in mine.pinned | others.pinned):
-            return "it compares a float argument, which changes"
+            return "it compares or returns a number of a float argument, which changes"
         if self.keys.places != other.keys.places:
             return "the order of random ops"
         return self.recorded.difference(other.recorded)

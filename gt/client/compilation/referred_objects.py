@@ -8,6 +8,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gt.client.compilation.static_reads import is_instance, module_of
+
 _LRU_CACHE: Any = type(functools.lru_cache(len))
 _EMPTY: dict[str, Any] = {}
 _VIEWS: Any = (types.MappingProxyType, type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items()))
@@ -17,7 +19,7 @@ def referred_objects(value: Any) -> Sequence[object] | None:
     """The objects behind an object that has no other state, or None. The results that an `lru_cache` holds are among
     those behind it."""
     for kinds, read in _REFERRING:
-        if isinstance(value, kinds):
+        if is_instance(value, kinds):
             return read(value)
     return None
 
@@ -25,7 +27,7 @@ def referred_objects(value: Any) -> Sequence[object] | None:
 def _owner(function: Any) -> Sequence[object]:
     """The object whose method a function written in C is."""
     owner = function.__self__
-    is_trusted = isinstance(owner, type | types.ModuleType) or type(owner).__module__.startswith(
+    is_trusted = is_instance(owner, (type, types.ModuleType)) or module_of(type(owner)).startswith(
         ("torch._C", "torch._ops")
     )
     return () if is_trusted else (owner,)

@@ -87,6 +87,11 @@ class ReplayableCall:
             and self._scalar_plan.prepare(call.floats)
         )
 
+    def changed_state(self) -> str:
+        """The state that has changed since the call was recorded, for a message."""
+        changed = self._watched.first_change()
+        return f"{changed or 'a tensor or a gradient that it uses'} changes from call to call"
+
     def run(self, call: CallArguments) -> Any:
         """Send the instructions of the recorded call, apply its effects, and return its results."""
         session, template = call.session, self._template

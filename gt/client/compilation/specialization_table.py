@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from gt.client.compilation.call_arguments import CallArguments
 from gt.client.compilation.specialization import Specialization
+from gt.client.compilation.static_reads import attributes_of, is_instance
 
 MAX_SPECIALIZATIONS = 32  # kinds of arguments for which one function is recorded
 _ATTRIBUTE = "_gt_recordings"
@@ -92,7 +93,8 @@ class SpecializationTable:
     def _keeper(self, call: CallArguments) -> dict[str, Any] | None:
         """The attributes of the object that keeps the recordings for a call."""
         for _, value in call.objects:
-            is_instance = self.is_method and call.args and value is call.args[0]
-            if (is_instance or isinstance(value, torch.nn.Module | Optimizer)) and hasattr(value, "__dict__"):
-                return vars(value) if isinstance(vars(value), dict) else None
+            is_own = self.is_method and call.args and value is call.args[0]
+            attributes = attributes_of(value)
+            if attributes is not None and (is_own or is_instance(value, (torch.nn.Module, Optimizer))):
+                return attributes
         return None

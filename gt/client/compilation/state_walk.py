@@ -6,20 +6,31 @@ names them: others may be counters of other code.
 
 from __future__ import annotations
 
+import abc
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer
 
 from gt.client.compilation.known_types import is_constant
+from gt.client.compilation.library_variables import LibraryVariable
 from gt.client.compilation.names_in_code import NOT_CALLED, is_implicit
-from gt.client.compilation.watched_values import WatchedValues, item_name
+from gt.client.compilation.static_reads import attributes_of, is_instance, is_read_by_getattr
+from gt.client.compilation.watched_values import Reading, WatchedValues, item_name
 from gt.client.tensor import Tensor
 
 _READS_OF_ENVIRONMENT = ("environ", "environb", "getenv", "getenvb", "expandvars")
+_UNKNOWN = {  # names of attributes with a state of its own
+    "_version": "whether a tensor was written to",
+    "__subclasses__": "whether there are other subclasses",
+}
+_OUTPUTS = ("sys.stdout", "sys.stderr", "sys.stdin")  # replaced by whoever redirects the output
+_CONTAINERS = (dict, list, set, deque)
 # Entries of a class that are not read by name.
 _NOT_READ = {"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__slots__", "__hash__"}
 
@@ -41,7 +52,11 @@ class StateWalk:
         self.schedules: list[tuple[str, dict[str, Any]]] = []
         self.fixed_in_call: list[tuple[str, Callable[[], Any], Any]] = []
         self._named: list[tuple[str, Mapping[str, Any], set[str], bool]] = []  # mappings, and names not watched yet
-        self._slots: list[tuple[str, object, list[str]]] = []  # objects, and slots not watched yet
+        # objects, and slots not watched yet
+        self.gets_loggers = False
+        self._watches_registrations = False
+        self._variables: set[tuple[int, str]] = set()  # of libraries: the id() of the module, and the name
+        self._slots: list[tuple[str, object, dict[str, MemberDescriptorType]]] = []
         self._settings: list[tuple[str, dict[str, Any], set[str]]] = []  # groups of parameters of optimizers
         self._words_elsewhere: set[str] = set()  # names in code that is not that of an optimizer
         self._pending: deque[tuple[str, object, bool]] = deque((name, root, False) for name, root in roots)
@@ -96,18 +111,45 @@ class StateWalk:
         if not name.startswith("the optimizer class"):
             self._words_elsewhere |= words
         if not words.isdisjoint(_READS_OF_ENVIRONMENT):
-            self.reach("os.environ", vars(os.environ)["_data"])
+            self.watch_environment()
+        for word in _UNKNOWN.keys() & words:
+            self.unknown = f"its code uses {word}, and GT cannot tell {_UNKNOWN[word]}"
+
+    def watch_environment(self) -> None:
+        self.reach("os.environ", vars(os.environ)["_data"])
+
+    def watch_registrations(self) -> None:
+        """Watch whether a class is registered with any abstract one."""
+        if not self._watches_registrations:
+            self._watches_registrations = True
+            self.values.add_attribute("the registered subclasses", Reading(abc.get_cache_token), "value")
+
+    def watch_variable(self, variable: LibraryVariable) -> None:
+        """Watch a variable or a function of a library, and reach functions and loggers. Other objects of libraries are
+        compared by identity, and containers by their items."""
+        name, owner, attribute, value = variable
+        if (id(owner), attribute) in self._variables or name in _OUTPUTS or is_instance(owner, type):
+            return  # a class makes a new object for a method at each reading
+        self._variables.add((id(owner), attribute))
+        table = attributes_of(owner) or {}
+        if attribute in table:
+            self.values.add_entry(name, table, attribute)
+        else:
+            self.values.add_attribute(name, owner, attribute)
+        if type(value) in _CONTAINERS and id(value) not in self.seen:
+            self.seen[id(value)] = value
+            self.values.add_container(name, value)
 
     def watch_named(self, name: str, mapping: Mapping[str, Any], is_class: bool = False) -> None:
         """Watch those of the attributes of an object or a class that are named in code."""
         self._named.append((name, mapping, set(mapping) - (_NOT_READ if is_class else set()), is_class))
         self.values.add_named(name, mapping)
 
-    def watch_slots(self, name: str, value: object, slots: list[str], reads_all: bool) -> None:
+    def watch_slots(self, name: str, value: object, slots: dict[str, MemberDescriptorType], reads_all: bool) -> None:
         """Watch those of the slots of an object that are named in code, or all."""
         self._slots.append((name, value, slots))
         if reads_all:
-            self._watch_slots(name, value, slots, slots)
+            self._watch_slots(name, value, slots, list(slots))
 
     def watch_settings(self, name: str, group: dict[str, Any]) -> None:
         """Watch those of the settings of an optimizer's group of parameters that code reads."""
@@ -117,21 +159,28 @@ class StateWalk:
         """Watch the attributes that are named in the code found so far. The function does not use others, which may be
         counters of other code."""
         words, reads_all = self.values.words, self.values.all_words
+        if "__match_args__" in words:
+            for _, mapping, _, is_class in self._named:
+                words.update(mapping.get("__match_args__", ()) if is_class else ())
         for owner, mapping, names, is_class in self._named:
-            for name in [name for name in names if name in words or reads_all or is_implicit(name)]:
+            called = {name for name in names if name in words or is_implicit(name)}
+            for name in {*called, *(names if reads_all else ())} - ((NOT_CALLED - called) if is_class else set()):
                 names.remove(name)
-                if is_class and name in NOT_CALLED and name not in words:
-                    continue
                 self.watch_entry(f"{owner}.{name}", mapping, name)
         for name, value, slots in self._slots:
             self._watch_slots(name, value, slots, [slot for slot in slots if slot in words or reads_all])
         for owner, group, names in self._settings:
             self._watch_settings(owner, group, names)
 
-    def _watch_slots(self, name: str, value: object, slots: list[str], named: Sequence[str]) -> None:
-        for slot in list(named):
-            slots.remove(slot)
-            self.watch_attribute(f"{name}.{slot}", value, slot)
+    def _watch_slots(
+        self, name: str, value: object, slots: dict[str, MemberDescriptorType], named: Sequence[str]
+    ) -> None:
+        for key in named:
+            slot = slots.pop(key)
+            if is_read_by_getattr(type(value), key, slot):
+                self.watch_attribute(f"{name}.{key}", value, key)
+            else:
+                self.watch_attribute(f"{name}.{key}", Reading(partial(slot.__get__, value)), "value")
 
     def _watch_settings(self, owner: str, group: dict[str, Any], names: set[str]) -> None:
         """Watch the settings of an optimizer that other code than that of optimizers reads."""

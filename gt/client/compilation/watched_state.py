@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from gt.client.compilation.object_visits import visit, watch_schedules
+from gt.client.compilation.object_visits import check_loggers, visit, watch_schedules
 from gt.client.compilation.state_walk import StateWalk
 
 _MAX_WATCHED = 1 << 17
@@ -59,4 +59,5 @@ def _walk(roots: Sequence[tuple[str, object]]) -> StateWalk:
         if len(walk.values) > _MAX_WATCHED:
             walk.unknown = f"it uses more than {_MAX_WATCHED} values besides its arguments"
     watch_schedules(walk)
+    check_loggers(walk)
     return walk

@@ -16,6 +16,7 @@ import numpy as np
 from torch.utils.hooks import RemovableHandle
 
 from gt.client.compilation.known_types import same_constant
+from gt.client.compilation.names_in_code import is_implicit
 
 MISSING = object()  # stands for a value that does not exist
 _Read: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], Iterator[Any]]
@@ -81,7 +82,7 @@ class WatchedValues:
         self._unhooked.add(name, tensor, attribute)
 
     def add_named(self, name: str, mapping: Mapping[str, Any]) -> None:
-        """Notice new keys of a mapping that are among `words`."""
+        """Notice new keys of a mapping that are among `words`, and new special methods."""
         self._named.append((name, mapping))
 
     def add_object(self, name: str, value: object) -> None:
@@ -138,7 +139,7 @@ class WatchedValues:
         """A new key of a mapping that the function may read."""
         for position, (name, mapping) in enumerate(self._named):
             new = set(mapping).difference(self._names[position])
-            if found := (new if self.all_words else new & self.words):
+            if found := {key for key in new if self.all_words or key in self.words or is_implicit(key)}:
                 return f"{name}.{min(found)}"
             self._names[position] = tuple(mapping)
         return None

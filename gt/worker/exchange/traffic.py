@@ -1,4 +1,4 @@
-"""Counts the bytes that a worker receives from others, as plans count them, and notes the ways they came."""
+"""Counts the bytes that a worker exchanges with others, as plans count them, and notes the ways they came."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _MAX_STEPS = 4096
 
 class TrafficCount:
     """Counts how often each local step ran, and the bytes by sender only when asked: a step may have hundreds of
-    senders."""
+    senders. `sent` is the sum for all receivers, when the bytes were last asked for."""
 
     def __init__(self) -> None:
         self._runs: Counter[LocalStep] = Counter()
         self._nbytes: Counter[int] = Counter()
+        self.sent = 0
         self._latest: dict[tuple[str, tuple[str, ...], int], LocalStep] = {}
 
     def add(self, steps: Iterable[LocalStep]) -> None:
@@ -37,6 +38,7 @@ class TrafficCount:
     def by_peer(self) -> dict[int, int]:
         """The bytes received since the worker began, by sender."""
         for step, runs in self._runs.items():
+            self.sent += runs * sum(step.sent.values())
             for peer, nbytes in step.received.items():
                 self._nbytes[peer] += runs * nbytes
         self._runs.clear()

@@ -609,7 +609,8 @@ def test_new_shapes_are_recorded_anew():
 
 def test_the_number_of_recordings_is_bounded():
     function = gt.compile(lambda x: x + 1)
-    with pytest.warns(RuntimeWarning, match=f"more than {MAX_SPECIALIZATIONS} kinds of arguments"):
+    bounded = pytest.warns(RuntimeWarning, match=f"more than {MAX_SPECIALIZATIONS} kinds of arguments")
+    with bounded, pytest.warns(RuntimeWarning, match="in all of its 12 calls so far: its arguments differ"):
         results = [function(gt.zeros(size)).tolist() for size in range(1, MAX_SPECIALIZATIONS + 3)]
     assert results == [[1.0] * size for size in range(1, MAX_SPECIALIZATIONS + 3)]
 
@@ -928,6 +929,106 @@ def test_reads_inside_are_errors_that_name_the_line(read):
         function(gt.ones(3))
     assert (gt.ones(3) + 1).tolist() == [2.0] * 3  # the session goes on
     assert gt.ones(3).sum().item() == 3
+
+
+class Holder:
+    """An object with a tensor and a count."""
+
+    def __init__(self):
+        self.tensor = gt.ones(2)
+        self.count = 0
+
+
+def returning_a_number():
+    return lambda x, rate: (x * rate, rate * 2), lambda number: (gt.ones(2), float(number))
+
+
+def rows_of_a_tensor():
+    base = gt.ones(40, 4)
+    return lambda row: row * 2, lambda number: (base[number],)
+
+
+def new_objects():
+    return lambda holder: holder.tensor * 2, lambda _: (Holder(),)
+
+
+def other_numbers():
+    return lambda x, number: x * number, lambda number: (gt.ones(2), number)
+
+
+def state_that_changes():
+    holder = Holder()
+
+    def arguments(number):
+        holder.count = number
+        return (gt.ones(2),)
+
+    return lambda x: x * (2 if holder.count >= 0 else 3), arguments
+
+
+@pytest.mark.parametrize(("make", "reason"), [
+    (returning_a_number, "it compares or returns a number of a float argument"),
+    (rows_of_a_tensor, "its arguments differ from call to call: the shape, strides, offset"),
+    (new_objects, "its arguments differ from call to call: an object of type Holder"),
+    (other_numbers, "its arguments differ from call to call: a value of type int, such as 3"),
+    (state_that_changes, "holder.count changes from call to call"),
+])  # fmt: skip
+def test_a_function_that_is_never_skipped_has_a_reason_after_four_calls_and_warns_once(make, reason):
+    function, arguments = make()
+    compiled = gt.compile(function)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for number in range(4):
+            compiled(*arguments(number))
+        assert (compiled.recorded, compiled.skipped) == (4, 0)
+        (found,) = compiled.reasons
+        assert reason in found
+        assert not seen
+        for number in range(4, 20):
+            compiled(*arguments(number))
+    assert [Path(each.filename).name for each in seen] == ["test_compiled_function.py"]
+    assert compiled.skipped == 0 and reason.partition(", such")[0] in str(seen[0].message)
+
+
+def test_a_function_that_is_skipped_after_some_calls_has_no_reason():
+    function = gt.compile(lambda x: x * 2)
+    for number in range(12):
+        function(gt.ones(1 + number % 4))
+    assert function.reasons == []
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda x: x @ torch.ones_like(x)[:2],
+    lambda x: torch.cat([x, x.view(3, 1)]),
+    lambda x: x.view(2, 2),
+    lambda x: x.long().mean(),
+    lambda x: x.long().add_(1.5),
+    lambda x: x[:2].add_(x[1:]),
+    lambda x: x[:1].expand(3).add_(1),
+    lambda x: nn.functional.linear(x, x.view(1, 3).double()),
+], ids=["dot", "cat", "view", "mean", "add_", "overlap", "expanded", "linear"])  # fmt: skip
+def test_wrong_calls_inside_raise_torchs_own_errors(wrong):
+    with pytest.raises(Exception) as expected:
+        wrong(torch.ones(3))
+    x, function = gt.ones(3), gt.compile(wrong)
+    for _ in range(2):
+        with pytest.raises(type(expected.value)) as error:
+            function(x)
+        assert str(error.value) == str(expected.value)
+        assert error.traceback[-1].path.name == "test_compiled_function.py"
+    assert (x + 1).tolist() == [2.0] * 3
+
+
+def test_a_function_that_catches_torchs_error_runs_its_code():
+    def function(x):
+        try:
+            return x @ torch.ones_like(x)[:2]
+        except RuntimeError:
+            return x * 2
+
+    compiled = gt.compile(function)
+    with pytest.warns(RuntimeWarning, match="a worker was asked"):
+        assert [compiled(gt.ones(3)).tolist() for _ in range(MAX_ATTEMPTS)] == [[2.0] * 3] * MAX_ATTEMPTS
 
 
 def test_uploads_inside_are_errors_that_name_the_line():

@@ -1,15 +1,18 @@
 """gt.compile: a function that uses state outside of its arguments. Whatever changes, and when, a call does what the
 code would do: it finds the change, or the function is not skipped and tells why."""
 
+import abc
 import array
 import collections
 import contextvars
+import copy
 import dataclasses
 import datetime
 import decimal
 import enum
 import functools
 import itertools
+import logging
 import math
 import operator
 import os
@@ -17,6 +20,7 @@ import queue
 import random
 import sys
 import threading
+import time
 import types
 import warnings
 import weakref
@@ -137,6 +141,43 @@ def property_of_a_class_attribute():
 
     config = Config()
     return lambda x: x * config.double, lambda v: setattr(Config, "value", v)
+
+
+@change_case
+def object_that_answers_every_name():
+    class Answers:
+        def __getattribute__(self, name):
+            return object.__getattribute__(self, "value")
+
+    config = Answers()
+    config.value = 1.0
+    return lambda x: x * config.anything, lambda v: setattr(config, "value", v)
+
+
+@change_case
+def slot_of_an_object_that_answers_every_name():
+    class Answers:
+        __slots__ = ("value",)
+
+        def __getattribute__(self, name):
+            return 2.0 * Answers.value.__get__(self)
+
+    config = Answers()
+    config.value = 1.0
+    return lambda x: x * config.anything, lambda v: setattr(config, "value", v)
+
+
+@change_case
+def object_that_denies_its_class():
+    class Denies(new_class()):
+        __module__ = 5
+
+        @property
+        def __class__(self):
+            raise RuntimeError("not now")
+
+    config = Denies()
+    return lambda x: x * config.value, lambda v: setattr(config, "value", v)
 
 
 @change_case
@@ -509,12 +550,286 @@ def rate_that_the_function_reads():
     return lambda x: x * optimizer.param_groups[0]["lr"], lambda v: group.update(lr=v)
 
 
+class Shown:
+    """An object that is shown by a number that its code does not get by name."""
+
+    def __init__(self):
+        self.hidden = 1.0
+
+    def __str__(self):
+        return str(self.hidden)
+
+    def __repr__(self):
+        return repr(self.hidden)
+
+
+def shown_by(show):
+    """A function that scales by an object's text, and a change of the object."""
+    shown = Shown()
+    return lambda x: x * float(show(shown)), lambda v: setattr(shown, "hidden", v)
+
+
+@change_case
+def text_of_an_object():
+    return shown_by(lambda shown: str(shown))
+
+
+@change_case
+def formatted_object():
+    return shown_by(lambda shown: f"{shown}")
+
+
+@change_case
+def formatted_representation():
+    return shown_by(lambda shown: f"{shown!r}")
+
+
+@change_case
+def object_formatted_by_a_method():
+    return shown_by("{}".format)
+
+
+@change_case
+def object_formatted_by_an_operator():
+    return shown_by(lambda shown: "%s" % shown)  # noqa: UP031
+
+
+@change_case
+def representation_by_another_name():
+    show = repr
+    return shown_by(lambda shown: show(shown))
+
+
+@change_case
+def pattern_of_a_class():
+    class Point:
+        __match_args__ = ("first",)
+
+    point = Point()
+    point.first = 1.0
+
+    def function(x):
+        match point:
+            case Point(value):
+                return x * value
+
+    return function, lambda v: setattr(point, "first", v)
+
+
+@change_case
+def factory_of_a_dict():
+    values = {"value": 1.0}
+    table = collections.defaultdict(lambda: values["value"])
+
+    def function(x):
+        result = x * table["key"]
+        table.clear()
+        return result
+
+    return function, lambda v: values.update(value=v)
+
+
+@change_case
+def factory_of_a_dict_that_is_replaced():
+    table = collections.defaultdict(lambda: 1.0)
+
+    def function(x):
+        result = x * table["key"]
+        table.clear()
+        return result
+
+    return function, lambda v: setattr(table, "default_factory", lambda: v)
+
+
+@change_case
+def environment_by_another_name():
+    os.environ["VALUE_OF_A_TEST"] = "1"
+    read = os.getenv
+    return lambda x: x * float(read("VALUE_OF_A_TEST")), lambda v: os.environ.update(VALUE_OF_A_TEST=str(v))
+
+
+@change_case
+def level_of_a_logger():
+    logger = logging.getLogger("gt.test.level")
+    logger.setLevel(logging.WARNING)
+    return lambda x: x * (3 if logger.isEnabledFor(logging.INFO) else 2), lambda _: logger.setLevel(logging.DEBUG)
+
+
+@change_case
+def level_of_a_parent_of_a_logger():
+    parent, logger = logging.getLogger("gt.test.parent"), logging.getLogger("gt.test.parent.child")
+    parent.setLevel(logging.WARNING)
+    return lambda x: x * (3 if logger.isEnabledFor(logging.INFO) else 2), lambda _: parent.setLevel(logging.DEBUG)
+
+
+@change_case
+def level_of_a_logger_that_the_function_gets():
+    logger = logging.getLogger("gt.test.named")
+    logger.setLevel(logging.WARNING)
+
+    def function(x):
+        return x * (3 if logging.getLogger("gt.test.named").isEnabledFor(logging.INFO) else 2)
+
+    return function, lambda _: logger.setLevel(logging.DEBUG)
+
+
+@change_case
+def class_that_is_registered():
+    class Interface(abc.ABC):  # noqa: B024
+        pass
+
+    kind = new_class()
+    value = kind()
+    return lambda x: x * (3 if isinstance(value, Interface) else 2), lambda _: Interface.register(kind)
+
+
+@change_case
+def class_that_is_registered_with_the_standard_library():
+    value = new_class()()
+    sized = collections.abc.Sized
+    return lambda x: x * (3 if isinstance(value, sized) else 2), lambda _: sized.register(type(value))
+
+
+@change_case
+def new_subclass():
+    kind, made = new_class(), []
+    return lambda x: x * (1 + len(kind.__subclasses__())), lambda _: made.append(type("Other", (kind,), {}))
+
+
+@change_case
+def special_method_that_is_added():
+    kind = new_class()
+    value = kind()
+    return lambda x: x * (2 if value else 3), lambda _: setattr(kind, "__bool__", lambda self: False)
+
+
+@change_case
+def version_of_a_tensor():
+    weight = gt.ones(2)
+    first = weight._version
+    return lambda x: x * (2 if weight._version == first else 3), lambda _: weight.add_(0)
+
+
+@change_case
+def backend_of_torch():
+    def change(_):
+        torch.backends.mkldnn.enabled = False
+
+    return lambda x: x * (2 if torch.backends.mkldnn.enabled else 3), change
+
+
+@change_case
+def backend_of_torch_by_a_local_name():
+    def function(x):
+        from torch import backends as found  # noqa: PLC0415
+
+        mkldnn = found.mkldnn
+        return x * (2 if mkldnn.enabled else 3)
+
+    def change(_):
+        torch.backends.mkldnn.enabled = False
+
+    return function, change
+
+
+@change_case
+def threads_of_torch():
+    threads = torch.get_num_threads()
+    return lambda x: x * (2 if torch.get_num_threads() == threads else 3), lambda _: torch.set_num_threads(threads + 1)
+
+
+@change_case
+def limit_of_the_interpreter():
+    limit = sys.getrecursionlimit()
+
+    def function(x):
+        import sys as interpreter  # noqa: PLC0415
+
+        return x * (2 if interpreter.getrecursionlimit() == limit else 3)
+
+    return function, lambda v: sys.setrecursionlimit(limit + int(v))
+
+
+@change_case
+def folder_of_the_process():
+    folder = os.getcwd()
+
+    def function(x):
+        return x * (2 if os.getcwd() == folder else 3)
+
+    return function, lambda _: os.chdir("/")
+
+
+@change_case
+def time_in_a_table():
+    start, table = time.monotonic(), {"now": time.monotonic}
+    moved = [0.0]
+    return lambda x: x * (2 if table["now"]() + moved[0] < start + 1e6 else 3), lambda _: moved.__setitem__(0, 1e7)
+
+
+@change_case
+def list_of_a_library():
+    count = len(sys.path)
+    return lambda x: x * (2 if len(sys.path) == count else 3), lambda _: sys.path.append("/tmp")
+
+
+@change_case
+def function_of_a_library_that_is_replaced():
+    def change(_):
+        math.gt_test = lambda: 3.0
+
+    math.gt_test = lambda: 2.0
+    return lambda x: x * math.gt_test(), change
+
+
+@change_case
+def object_that_the_function_makes():
+    values = {"value": 1.0}
+
+    class Made:
+        def __init__(self):
+            self.made = values["value"]
+
+    return lambda x: x * Made().made, lambda v: values.update(value=v)
+
+
+@change_case
+def attribute_by_getattr_of_another_name():
+    read, config, names = getattr, new_class()(), ["va", "lue"]
+    return lambda x: x * read(config, "".join(names)), lambda v: setattr(config, "value", v)
+
+
+@change_case
+def attributes_of_a_copy_by_another_name():
+    clone, config, names = copy.deepcopy, new_class()(), ["va", "lue"]
+    config.value = 1.0
+    return lambda x: x * next(iter(clone(config).__dict__.values())), lambda v: setattr(config, "".join(names), v)
+
+
+def settings_of_process():
+    """The settings of the process that cases change."""
+    return os.getcwd(), sys.getrecursionlimit(), list(sys.path), torch.get_num_threads()
+
+
+def restore_process(settings):
+    folder, limit, path, threads = settings
+    os.chdir(folder)
+    sys.setrecursionlimit(limit)
+    sys.path[:] = path
+    torch.set_num_threads(threads)
+    torch.backends.mkldnn.enabled = True
+    math.__dict__.pop("gt_test", None)
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_is_never_missed(name):
+    before = settings_of_process()
     try:
         expected, _ = calls_of(CHANGES[name], False)
+        restore_process(before)
         found, compiled = calls_of(CHANGES[name], True)
     finally:
+        restore_process(before)
         torch.use_deterministic_algorithms(False)
         globals().pop("len", None)
     assert len(set(expected)) > 1
@@ -672,6 +987,47 @@ def test_the_reason_names_the_object():
     function = gt.compile(lambda x: x * (2 if next(counter) > 8 else 1))
     with pytest.warns(RuntimeWarning, match=r"it uses counter, an object of type itertools\.count"):
         function(gt.ones(1))
+
+
+def test_the_reason_names_the_function_of_a_library_and_its_line():
+    from time import perf_counter as clock  # noqa: PLC0415
+
+    function = gt.compile(lambda x: x * (2 if clock() > 0 else 1))
+    with pytest.warns(RuntimeWarning, match=r"clock \(.*arguments.py:\d+\), and the result of time.perf_counter may"):
+        function(gt.ones(1))
+
+
+class Trainer(abc.ABC):  # noqa: B024
+    """What ordinary programs have around a step: counters, logs, errors with texts, flags of libraries."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+        self.started = time.time()
+        self.weight = gt.ones(2)
+
+    def __repr__(self):
+        return f"Trainer({self.count})"
+
+    def loss(self, x):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{self} takes tensors, not {type(x)}")
+        return (x * self.weight).sum() * math.exp(0.5)
+
+    def step(self, x):
+        if torch.distributed.is_initialized() or torch.cuda.is_available():
+            torch.distributed.barrier()
+        logging.getLogger("gt.test").debug("a step of %s", os.path.join("a", "b"))
+        return self.loss(x)
+
+
+def test_an_ordinary_step_is_skipped():
+    trainer, x = Trainer(), gt.ones(2)
+    compiled = gt.compile(trainer.step)
+    for _ in range(6):
+        assert compiled(x).item() == trainer.step(x).item()
+        trainer.count += 1
+    assert (compiled.skipped, compiled.reasons) == (3, [])
 
 
 # Training

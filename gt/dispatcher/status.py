@@ -1,0 +1,77 @@
+"""The status of a dispatcher's workers and sessions, read by another thread while the dispatcher goes on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from gt.core import worker_progress
+from gt.core.ids import session_of
+from gt.core.program_status import ProgramStatus, SessionState, WorkerState
+from gt.core.worker_progress import EXCHANGING, STATE_NAMES
+from gt.dispatcher.dispatcher import Dispatcher
+from gt.dispatcher.worker_records import WorkerRecord
+
+_ATTEMPTS = 5  # the dispatcher's thread may change a table while it is read
+
+
+def read_status(dispatcher: Dispatcher, progress: Mapping[int, Sequence[int]]) -> ProgramStatus:
+    """`progress` has the memory in which each worker shows what it does; workers of other machines have none."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return _read(dispatcher, progress)
+        except RuntimeError:
+            time.sleep(0.001)
+    return _read(dispatcher, progress)
+
+
+def _read(dispatcher: Dispatcher, progress: Mapping[int, Sequence[int]]) -> ProgramStatus:
+    cells = {worker: tuple(cell) for worker, cell in progress.items()}
+    workers = [_worker(dispatcher, record, cells) for record in list(dispatcher.state.workers.values())]
+    return ProgramStatus(time.monotonic_ns(), os.getpid(), tuple(workers), tuple(_sessions(dispatcher)))
+
+
+def _worker(dispatcher: Dispatcher, record: WorkerRecord, cells: Mapping[int, Sequence[int]]) -> WorkerState:
+    info = record.info
+    cell = cells.get(info.worker, ())
+    if len(cell) < worker_progress.LENGTH or not record.ready:
+        name = "unknown" if record.ready else "starting"
+        return WorkerState(info.worker, info.host, info.pid, info.device, record.memory, name)
+    op, site = dispatcher.find_op(cell[worker_progress.OP], cell[worker_progress.SITE])
+    state = cell[worker_progress.STATE]
+    return WorkerState(
+        info.worker,
+        info.host,
+        info.pid,
+        info.device,
+        record.memory,
+        STATE_NAMES[state] if 0 <= state < len(STATE_NAMES) else "unknown",
+        op,
+        site,
+        _waits_for(info.worker, cells) if state == EXCHANGING else (),
+        *cell[worker_progress.SINCE : worker_progress.SENT + 1],
+    )
+
+
+def _waits_for(worker: int, cells: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
+    """The workers that are not at the op for which a worker exchanges tensors."""
+    own = cells[worker][: worker_progress.STATE + 1]
+    return tuple(other for other, cell in cells.items() if cell[: worker_progress.STATE + 1] != own)
+
+
+def _sessions(dispatcher: Dispatcher) -> list[SessionState]:
+    state = dispatcher.state
+    tensors: Counter[int] = Counter()
+    nbytes: Counter[int] = Counter()
+    for ident, tensor in list(state.tensors.items()):
+        session = session_of(ident)
+        tensors[session] += 1
+        nbytes[session] += tensor.nbytes * tensor.spec.mesh.size
+    requests = Counter(map(session_of, list(state.pending)))
+    queued = dispatcher.queued()
+    return [
+        SessionState(ident, each.host, each.pid, tensors[ident], nbytes[ident], queued.get(ident, 0), requests[ident])
+        for ident, each in list(state.sessions.items())
+    ]

@@ -1,0 +1,108 @@
+"""The activity of workers between two moments: how busy they were, ops and bytes a second, and the mix of ops."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+
+import msgspec
+
+from gt.core.program_status import ProgramStatus, SessionState, WorkerState
+
+REMEMBERED = 256  # samples that the mix of ops is made of
+
+
+class WorkerActivity(msgspec.Struct, frozen=True):
+    """What a worker did between two samples. `busy` and `exchanging` are shares of the time; rates are per second.
+    `seconds` is how long it has been in its present state."""
+
+    worker: int
+    host: str
+    pid: int
+    device: str
+    state: str
+    seconds: float
+    busy: float
+    exchanging: float
+    op: str
+    site: str
+    waits_for: tuple[int, ...]
+    ops_per_second: float
+    nbytes: int
+    memory: int
+    received_per_second: float
+    sent_per_second: float
+
+
+class Activity(msgspec.Struct, frozen=True):
+    """`op_mix` has the ops that the workers were at when they were looked at, with their shares of all looks."""
+
+    pid: int
+    workers: tuple[WorkerActivity, ...]
+    sessions: tuple[SessionState, ...]
+    op_mix: dict[str, float]
+
+
+class ActivityMeter:
+    """Makes activities of the statuses of one program."""
+
+    def __init__(self) -> None:
+        self._last: ProgramStatus | None = None
+        self._seen: deque[str] = deque(maxlen=REMEMBERED)
+
+    def add(self, status: ProgramStatus) -> Activity:
+        """The activity since the status before; rates are 0 for the first one."""
+        before = {} if self._last is None else {worker.worker: worker for worker in self._last.workers}
+        seconds = 0.0 if self._last is None else (status.time - self._last.time) / 1e9
+        self._last = status
+        self._seen.extend(worker.op for worker in status.workers if worker.op and worker.state != "idle")
+        looks = Counter(self._seen)
+        mix = {op: count / len(self._seen) for op, count in looks.most_common()}
+        rows = tuple(_activity(status.time, before.get(each.worker), each, seconds) for each in status.workers)
+        return Activity(status.pid, rows, status.sessions, mix)
+
+
+def _activity(now: int, before: WorkerState | None, after: WorkerState, seconds: float) -> WorkerActivity:
+    def rate(name: str) -> float:
+        if before is None or not seconds:
+            return 0.0
+        return max(0.0, (getattr(after, name) - getattr(before, name)) / seconds)
+
+    in_state = max(0.0, (now - after.since) / 1e9) if after.since else 0.0
+    busy, exchanging = rate("busy") / 1e9, rate("waited") / 1e9
+    # The time of a command that goes on is counted at its end.
+    if after.state == "running":
+        busy += min(in_state / seconds, 1.0) if seconds else 0.0
+    elif after.state == "exchanging":
+        exchanging += min(in_state / seconds, 1.0) if seconds else 0.0
+    return WorkerActivity(
+        after.worker,
+        after.host,
+        after.pid,
+        after.device,
+        after.state,
+        in_state,
+        min(busy, 1.0),
+        min(exchanging, 1.0),
+        after.op,
+        after.site,
+        after.waits_for,
+        rate("ops"),
+        after.nbytes,
+        after.memory,
+        rate("received"),
+        rate("sent"),
+    )
+
+
+def short_bytes(count: float) -> str:
+    """A number of bytes for people: `1.5 MB`."""
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def local_time() -> str:
+    return time.strftime("%H:%M:%S")

@@ -1,0 +1,172 @@
+"""Pictures of where the parts of a tensor lie: a table for terminals, HTML for notebooks, SVG and PNG files."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gt.core.errors import SettingsError
+from gt.monitor.activity import short_bytes
+from gt.monitor.extras import load_extra
+
+# Backgrounds on which black text is readable; parts beyond them begin again.
+COLOURS = ("#a6cee3", "#b2df8a", "#fdbf6f", "#fb9a99", "#cab2d6", "#ffff99", "#8dd3c7", "#fccde5", "#d9d9d9", "#ccebc5")
+_COLUMNS = ("worker", "coordinate", "slice", "local shape", "memory", "partial")
+_SIDE, _MARGIN, _TEXT = 420, 40, 13  # pixels of a drawing
+
+
+class HeldPart(NamedTuple):
+    """The part of a tensor that a worker holds. `part` numbers the different parts: replicas have the same one.
+    `intervals` are those of the tensor's dims, and `partial` names the axes along which parts have to be reduced."""
+
+    worker: int
+    coordinate: str
+    part: int
+    intervals: tuple[tuple[int, int], ...]
+    nbytes: int
+    partial: str
+
+    @property
+    def slice(self) -> str:
+        return "[" + ", ".join(f"{start}:{stop}" for start, stop in self.intervals) + "]"
+
+    @property
+    def shape(self) -> str:
+        return "x".join(str(stop - start) for start, stop in self.intervals) or "scalar"
+
+    @property
+    def colour(self) -> str:
+        return COLOURS[self.part % len(COLOURS)]
+
+    def cells(self) -> tuple[str, ...]:
+        return (
+            str(self.worker),
+            self.coordinate,
+            self.slice,
+            self.shape,
+            short_bytes(self.nbytes),
+            self.partial or "-",
+        )
+
+
+class ShardingPicture:
+    """A picture of a layout. It is shown as a table in a terminal, and as HTML in a notebook; `save` writes a file."""
+
+    def __init__(self, title: str, shape: Sequence[int], parts: Sequence[HeldPart]) -> None:
+        self.title = title
+        self.shape = tuple(shape)
+        self.parts = tuple(parts)
+
+    def __repr__(self) -> str:
+        return f"<picture of {self.title}>"
+
+    def __rich__(self) -> RenderableType:
+        table = Table(title=Text(self.title), title_justify="left")
+        for name in _COLUMNS:
+            table.add_column(name)
+        for part in self.parts:
+            style = f"black on {part.colour}"
+            table.add_row(*[Text(f" {cell} ", style=style) for cell in part.cells()])
+        return table
+
+    def text(self, width: int = 120) -> str:
+        """The table without colours."""
+        console = Console(width=width, no_color=True, force_terminal=False)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in _COLUMNS)
+        rows = "".join(
+            f'<tr style="background:{part.colour};color:black">'
+            + "".join(f"<td>{html.escape(cell)}</td>" for cell in part.cells())
+            + "</tr>"
+            for part in self.parts
+        )
+        return f"<table><caption>{html.escape(self.title)}</caption><tr>{head}</tr>{rows}</table>"
+
+    def save(self, path: str | Path) -> None:
+        """Write a drawing of the parts: the suffix of the file, .svg or .png, says which kind."""
+        path = Path(path)
+        if path.suffix == ".svg":
+            path.write_text(self.svg())
+        elif path.suffix == ".png":
+            self._save_png(path)
+        else:
+            raise SettingsError(f"a picture is written to a file with the suffix .svg or .png, not to {path.name!r}")
+
+    def svg(self) -> str:
+        """The tensor as a rectangle of its first two dims that are cut, with a box for each different slice."""
+        width, height = _SIDE + 2 * _MARGIN, _SIDE + 2 * _MARGIN
+        boxes = "".join(self._svg_box(*box) for box in self._boxes())
+        title = f'<text x="{_MARGIN}" y="{_MARGIN - 14}" font-weight="bold">{html.escape(self.title)}</text>'
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            f'font-family="sans-serif" font-size="{_TEXT}">'
+            f'<rect width="{width}" height="{height}" fill="white"/>{title}{boxes}</svg>\n'
+        )
+
+    def _svg_box(self, x: float, y: float, width: float, height: float, colour: str, label: str) -> str:
+        left, top = _MARGIN + x * _SIDE, _MARGIN + y * _SIDE
+        lines = label.split("\n")
+        middle = top + height * _SIDE / 2 - (len(lines) - 1) * _TEXT / 2
+        texts = "".join(
+            f'<text x="{left + width * _SIDE / 2:.1f}" y="{middle + number * (_TEXT + 3):.1f}" '
+            f'text-anchor="middle">{html.escape(line)}</text>'
+            for number, line in enumerate(lines)
+        )
+        return (
+            f'<rect x="{left:.1f}" y="{top:.1f}" width="{width * _SIDE:.1f}" height="{height * _SIDE:.1f}" '
+            f'fill="{colour}" stroke="black"/>{texts}'
+        )
+
+    def _boxes(self) -> list[tuple[float, float, float, float, str, str]]:
+        """For each different slice its place and size as shares of the rectangle, its colour and its label."""
+        down, across = self._drawn_dims()
+        boxes = []
+        for intervals in dict.fromkeys(part.intervals for part in self.parts):
+            holders = [part for part in self.parts if part.intervals == intervals]
+            part = holders[0]
+            y, height = _share(part.intervals, self.shape, down)
+            x, width = _share(part.intervals, self.shape, across)
+            workers = ", ".join(str(holder.worker) for holder in holders[:8]) + (" ..." if len(holders) > 8 else "")
+            label = f"worker{'s' if len(holders) > 1 else ''} {workers}\n{part.slice}"
+            if part.partial:
+                label += f"\npartial: {part.partial}"
+            boxes.append((x, y, width, height, part.colour, label))
+        return boxes
+
+    def _drawn_dims(self) -> tuple[int | None, int | None]:
+        """The dims that are drawn down and across: those that are cut come first."""
+        dims = range(len(self.shape))
+        cut = [dim for dim in dims if len({part.intervals[dim] for part in self.parts}) > 1]
+        first = sorted([*cut, *[dim for dim in dims if dim not in cut]][:2])
+        down = first[0] if first else None
+        return (down, first[1]) if len(first) > 1 else (down, None)
+
+    def _save_png(self, path: Path) -> None:
+        figure = load_extra("matplotlib.figure", "pictures", "a PNG").Figure(figsize=(5, 5), dpi=120)
+        axes = figure.add_axes((0.05, 0.05, 0.9, 0.85))
+        axes.set_title(self.title, fontsize=9)
+        axes.set_xlim(0, 1)
+        axes.set_ylim(1, 0)
+        axes.set_axis_off()
+        for x, y, width, height, colour, label in self._boxes():
+            axes.fill([x, x + width, x + width, x], [y, y, y + height, y + height], facecolor=colour, edgecolor="black")
+            axes.text(x + width / 2, y + height / 2, label, ha="center", va="center", fontsize=8)
+        figure.savefig(path)
+
+
+def _share(intervals: Sequence[tuple[int, int]], shape: Sequence[int], dim: int | None) -> tuple[float, float]:
+    """The start and the length of an interval as shares of its dim."""
+    if dim is None or not shape[dim]:
+        return 0.0, 1.0
+    start, stop = intervals[dim]
+    return start / shape[dim], (stop - start) / shape[dim]

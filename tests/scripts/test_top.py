@@ -1,0 +1,96 @@
+"""`python -m gt.scripts.top`, in a real terminal and for machines."""
+
+import json
+import os
+import pty
+import re
+import select
+import sys
+import termios
+import time
+from subprocess import Popen
+
+import pytest
+
+from tests.subprocesses import finish, running, start
+
+PROGRAM = """
+import time
+from pathlib import Path
+import gt
+gt.init(workers=2, mode="virtual")
+x = gt.ones(64, 64)
+print("ready", flush=True)
+end = time.time() + 60
+while not Path({stop!r}).exists() and time.time() < end:
+    (x @ x).sum().item()
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    stop = tmp_path / "stop"
+    program = start("-c", PROGRAM.format(stop=str(stop)))
+    with running(program):
+        assert program.stdout.readline() == "ready\n"
+        yield program
+        stop.touch()
+        assert finish(program, 60)[0] == 0
+
+
+def top(*options):
+    return finish(start("-m", "gt.scripts.top", "--interval", "0.2", *options), 60)
+
+
+def test_one_look_for_people_and_for_machines(program):
+    code, out, err = top("--once", "--pid", str(program.pid))
+    assert code == 0, err
+    assert "workers" in out and "sessions" in out and "ops: " in out
+    code, out, err = top("--once", "--json", "--pid", str(program.pid))
+    assert code == 0, err
+    (line,) = out.splitlines()
+    look = json.loads(line)
+    assert look["pid"] == program.pid and [worker["worker"] for worker in look["workers"]] == [0, 1]
+    assert sum(worker["ops_per_second"] for worker in look["workers"]) > 1
+    assert set(look["op_mix"]) <= {"aten.mm.default", "aten.sum.default"}
+
+
+def test_without_a_program_it_says_so():
+    code, out, err = top("--once", "--pid", "1")
+    assert (code, out) == (1, "") and "process 1 does not use GT" in err
+
+
+def read_until(terminal, text, seconds=30):
+    """What a terminal shows until a text appears, without colours."""
+    shown, deadline = "", time.monotonic() + seconds
+    while text not in shown and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.2)[0]:
+            shown += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", os.read(terminal, 1 << 16).decode(errors="replace"))
+    assert text in shown, shown[-2000:]
+    return shown
+
+
+def test_keys_sort_pause_and_quit_in_a_terminal(program):
+    terminal, screen = pty.openpty()
+    before = termios.tcgetattr(screen)
+    termios.tcsetwinsize(screen, (40, 160))
+    command = [sys.executable, "-m", "gt.scripts.top", "--interval", "0.1", "--pid", str(program.pid)]
+    process = Popen(command, stdin=screen, stdout=screen, stderr=screen, env={**os.environ, "TERM": "xterm"})
+    try:
+        read_until(terminal, "sorted by worker")
+        os.write(terminal, b"m")
+        read_until(terminal, "sorted by memory")
+        os.write(terminal, b"p")
+        read_until(terminal, "paused")
+        os.write(terminal, b"q")
+        deadline = time.monotonic() + 30
+        while process.poll() is None and time.monotonic() < deadline:
+            if select.select([terminal], [], [], 0.1)[0]:
+                os.read(terminal, 1 << 16)
+        assert process.poll() == 0
+        assert termios.tcgetattr(screen) == before, "the terminal is as it was"
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+        os.close(screen)
