@@ -112,11 +112,6 @@ def names_in(path):
     return {node.id for node in ast.walk(parse(path)) if isinstance(node, ast.Name)}
 
 
-def is_optional(node):
-    """An extra that may not be installed is imported at the top too, in a `try`."""
-    return isinstance(node, ast.Try) and all(isinstance(child, ast.Import | ast.ImportFrom) for child in node.body)
-
-
 def is_type_checking(node):
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
@@ -165,8 +160,7 @@ def test_imports_are_at_the_top():
     late = []
     for path in FILES:
         body = parse(path).body
-        blocks = [node.body if is_type_checking(node) or is_optional(node) else [node] for node in body]
-        top = [child for block in blocks for child in block]
+        top = [child for node in body for child in (node.body if is_type_checking(node) else [node])]
         everywhere = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
         late += [f"{name_of(path)}:{node.lineno}" for node in everywhere if node not in top]
     assert late == []
@@ -285,7 +279,7 @@ def loaded_by(statement):
         ("gt.signals.__main__", "torch"),
         ("gt.monitor.instruction_log", "torch numpy"),
         ("gt.scripts.trace", "torch matplotlib"),
-        ("gt.scripts.visualize", "torch"),
+        ("gt.scripts.visualize", "torch matplotlib"),
         ("gt.wire.socket_channel", "torch numpy"),
     ],
 )

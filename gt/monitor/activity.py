@@ -95,14 +95,5 @@ def _activity(now: int, before: WorkerState | None, after: WorkerState, seconds:
     )
 
 
-def short_bytes(count: float) -> str:
-    """A number of bytes for people: `1.5 MB`."""
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
-
-
 def local_time() -> str:
     return time.strftime("%H:%M:%S")

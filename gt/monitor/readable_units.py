@@ -25,11 +25,11 @@ def print_seconds(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} µs" if seconds > 0 else "0"
 
 
-def print_bytes(nbytes: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+def print_bytes(nbytes: float) -> str:
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if nbytes >= size:
             return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes} B"
+    return f"{nbytes:.0f} B"
 
 
 def count(number: int, noun: str) -> str:

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gt.core.errors import SettingsError
-from gt.monitor.activity import short_bytes
 from gt.monitor.extras import load_extra
+from gt.monitor.readable_units import print_bytes
 
 # Backgrounds on which black text is readable; parts beyond them begin again.
 COLOURS = ("#a6cee3", "#b2df8a", "#fdbf6f", "#fb9a99", "#cab2d6", "#ffff99", "#8dd3c7", "#fccde5", "#d9d9d9", "#ccebc5")
@@ -50,7 +50,7 @@ class HeldPart(NamedTuple):
             self.coordinate,
             self.slice,
             self.shape,
-            short_bytes(self.nbytes),
+            print_bytes(self.nbytes),
             self.partial or "-",
         )
 

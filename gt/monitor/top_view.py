@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gt.monitor.activity import Activity, WorkerActivity, local_time, short_bytes
+from gt.monitor.activity import Activity, WorkerActivity, local_time
+from gt.monitor.readable_units import print_bytes
 
 SORT_KEYS: dict[str, tuple[str, Callable[[WorkerActivity], Any]]] = {
     "w": ("worker", lambda row: row.worker),
@@ -62,8 +63,8 @@ def _workers(rows: list[WorkerActivity]) -> Table:
             f"{row.exchanging:.0%}",
             f"{row.ops_per_second:,.0f}",
             _memory(row),
-            short_bytes(row.received_per_second),
-            short_bytes(row.sent_per_second),
+            print_bytes(row.received_per_second),
+            print_bytes(row.sent_per_second),
             escape(row.op),
             escape(row.site),
         )
@@ -76,7 +77,7 @@ def _bar(share: float) -> Text:
 
 
 def _memory(row: WorkerActivity) -> str:
-    return short_bytes(row.nbytes) + (f" of {short_bytes(row.memory)}" if row.memory else "")
+    return print_bytes(row.nbytes) + (f" of {print_bytes(row.memory)}" if row.memory else "")
 
 
 def _sessions(activity: Activity) -> Table:
@@ -90,7 +91,7 @@ def _sessions(activity: Activity) -> Table:
             str(session.session),
             str(session.pid),
             f"{session.tensors:,}",
-            short_bytes(session.nbytes),
+            print_bytes(session.nbytes),
             f"{session.queued:,}",
             f"{session.requests:,}",
         )

@@ -26,8 +26,8 @@ import gt
 from gt.core.cpus import usable_cpus
 from gt.core.errors import GTError
 from gt.core.settings import read_settings
-from gt.monitor.activity import short_bytes
 from gt.monitor.attachment import running_programs
+from gt.monitor.readable_units import print_bytes
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.file_descriptors import open_files_limit
@@ -125,7 +125,7 @@ def _settings() -> Iterator[Finding]:
 def _machine() -> Iterator[Finding]:
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     free = os.sysconf("SC_AVPHYS_PAGES") * size
-    text = f"{usable_cpus()} cores, {short_bytes(pages * size)} of memory, {short_bytes(free)} of it unused"
+    text = f"{usable_cpus()} cores, {print_bytes(pages * size)} of memory, {print_bytes(free)} of it unused"
     yield Finding("processor and memory", GOOD, text)
 
 
@@ -135,7 +135,7 @@ def _devices() -> Iterator[Finding]:
         return
     for number in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(number)
-        text = f"cuda:{number} {torch.cuda.get_device_name(number)}, {short_bytes(free)} of {short_bytes(total)} free"
+        text = f"cuda:{number} {torch.cuda.get_device_name(number)}, {print_bytes(free)} of {print_bytes(total)} free"
         level = WARNING if free < total / 2 else GOOD
         yield Finding("devices", level, text, "see who uses it: nvidia-smi" if level == WARNING else "")
 
@@ -146,7 +146,7 @@ def _shared_memory() -> Iterator[Finding]:
     memory.release()
     shared_memory.sweep(os.getpid())
     free = shutil.disk_usage(place).free
-    text = f"{short_bytes(free)} free in {place}"
+    text = f"{print_bytes(free)} free in {place}"
     if free < LEAST_SHARED:
         remedy = f"remove files that nobody needs from {place}, or make it larger (docker run --shm-size=2g)"
         yield Finding("shared memory", WARNING, text, remedy)
@@ -165,7 +165,7 @@ def _temporary_files() -> Iterator[Finding]:
         text = f"{directory} is not a private directory of this user: programs have no monitor socket"
         yield Finding("temporary files", BAD, text, f"find out who made it; remove it, or set TMPDIR ({folder} now)")
         return
-    yield Finding("temporary files", GOOD, f"{folder}, {short_bytes(shutil.disk_usage(folder).free)} free")
+    yield Finding("temporary files", GOOD, f"{folder}, {print_bytes(shutil.disk_usage(folder).free)} free")
 
 
 def _keys() -> Iterator[Finding]:
@@ -221,7 +221,7 @@ def _workers(count: int) -> Iterator[Finding]:
             slowest = min(slowest, (_link_speed(data, pair), pair))
         if count > 1:
             speed, (first, second) = slowest
-            text = f"groups formed; the slowest link is {first} to {second}: {short_bytes(speed)}/s"
+            text = f"groups formed; the slowest link is {first} to {second}: {print_bytes(speed)}/s"
             remedy = "see whether other programs use the cores, and GT_TRANSPORT" if speed < SLOW_LINK else ""
             yield Finding("links", WARNING if remedy else GOOD, text, remedy)
     finally:

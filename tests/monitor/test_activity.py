@@ -1,7 +1,7 @@
 """Activity between two statuses: shares of time, rates, and the mix of ops."""
 
 from gt.core.program_status import ProgramStatus, WorkerState
-from gt.monitor.activity import ActivityMeter, short_bytes
+from gt.monitor.activity import ActivityMeter
 
 SECOND = 1_000_000_000
 
@@ -41,13 +41,3 @@ def test_the_mix_counts_ops_of_workers_that_are_at_work():
     for op, state in (("aten.mm", "running"), ("aten.mm", "running"), ("aten.add", "exchanging"), ("aten.sum", "idle")):
         activity = meter.add(status(10, op=op, state=state))
     assert activity.op_mix == {"aten.mm": 2 / 3, "aten.add": 1 / 3}
-
-
-def test_bytes_for_people():
-    assert [short_bytes(count) for count in (0, 999, 1500, 250_000_000, 7e12)] == [
-        "0 B",
-        "999 B",
-        "1.5 KB",
-        "250 MB",
-        "7.0 TB",
-    ]
