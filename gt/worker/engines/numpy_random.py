@@ -103,8 +103,13 @@ def _uniform_(source: RandomSource, target: Array, low: float = 0.0, high: float
     rounded = cast(high, target.dtype)
     highest = rounded if rounded < high else np.nextafter(rounded, cast(-np.inf, target.dtype))
     numbers = _uniform(source, target.shape, target.dtype) * (high - low) + low
-    np.copyto(target, np.minimum(numbers, max(low, float(highest))), casting="same_kind")
+    np.copyto(target, _as_torch_rounds(np.minimum(numbers, max(low, float(highest))), target.dtype), casting="same_kind")
     return target
+
+
+def _as_torch_rounds(numbers: Array, dtype: NumPyDType) -> Array:
+    """Torch rounds float64 to float32 on the way to float16, which gives another number once in some thousands."""
+    return np.asarray(numbers).astype(np.float32) if dtype == np.float16 else numbers
 
 
 def _normal_(source: RandomSource, target: Array, mean: float = 0.0, std: float = 1.0) -> Array:
