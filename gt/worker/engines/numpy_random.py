@@ -101,9 +101,10 @@ def _randperm(source: RandomSource, count: int, dtype: NumPyDType | None = None,
 def _uniform_(source: RandomSource, target: Array, low: float = 0.0, high: float = 1.0) -> Array:
     _check("uniform_", target.dtype, low, high)
     rounded = cast(high, target.dtype)
-    highest = rounded if rounded < high else np.nextafter(rounded, cast(-np.inf, target.dtype))
+    highest = rounded if float(rounded) < high else np.nextafter(rounded, cast(-np.inf, target.dtype))
     numbers = _uniform(source, target.shape, target.dtype) * (high - low) + low
-    np.copyto(target, _as_torch_rounds(np.minimum(numbers, max(low, float(highest))), target.dtype), casting="same_kind")
+    numbers = np.minimum(numbers, max(low, float(highest)))
+    np.copyto(target, _as_torch_rounds(numbers, target.dtype), casting="same_kind")
     return target
 
 

@@ -160,8 +160,9 @@ def test_engines_agree_on_floats(dtype, region, key):
     assert_same(*both("aten.normal_.default", key, like.clone(), 3.0, 0.5, region=region), exact=False)
 
 
-def test_numbers_are_rounded_twice_as_torch_does():
+def test_engines_round_uniform_numbers_of_few_bits_alike():
     assert_same(*both("aten.uniform_.default", 466, zeros([], torch.float16), -0.1, 2.7))
+    assert_same(*both("aten.uniform_.default", 1, zeros([5000], torch.float16), -0.1, 2.7))
 
 
 SPANS = [(0, 7), (-3, 2**40), (-(2**62), 2**62 + 5), (-(2**63), 2**63 - 1), (-(2**63), 0)]
