@@ -6,8 +6,8 @@ import contextlib
 import functools
 import itertools
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -82,6 +82,8 @@ FORKED = (
     "loader return plain tensors and move these to GT in the parent, or use num_workers=0"
 )
 FAREWELL_SECONDS = 2.0  # how long close() waits for work, to show its failures
+
+_Answer = TypeVar("_Answer")
 
 
 class Session:
@@ -295,36 +297,20 @@ class Session:
 
     def read_traffic(self, watch: bool) -> TrafficRead:
         """The bytes moved between workers; `watch`: record collectives from now on."""
-        request = next(self.ids)
-        self.outbox.emit(ReadTraffic(request, watch))
-        answer = self._answer(request).answer
-        assert isinstance(answer, TrafficRead)
-        return answer
+        return self._ask(lambda request: ReadTraffic(request, watch), TrafficRead)
 
     def read_stats(self) -> StatsRead:
         """Counters of each worker, and the memory it holds."""
-        request = next(self.ids)
-        self.outbox.emit(ReadStats(request))
-        answer = self._answer(request).answer
-        assert isinstance(answer, StatsRead)
-        return answer
+        return self._ask(lambda request: ReadStats(request), StatsRead)
 
     def read_memory(self, watch: bool) -> MemoryRead:
         """The memory that tensors of this session took on each worker; `watch`: record it from now on."""
         self.outbox.flush()  # frees the tensors that were collected
-        request = next(self.ids)
-        self.outbox.emit(ReadMemory(request, watch))
-        answer = self._answer(request).answer
-        assert isinstance(answer, MemoryRead)
-        return answer
+        return self._ask(lambda request: ReadMemory(request, watch), MemoryRead)
 
     def read_timeline(self, limit: int) -> TimelineRead:
         """Take commands that the workers have recorded; `limit`: how many each may keep from now on."""
-        request = next(self.ids)
-        self.outbox.emit(ReadTimeline(request, limit))
-        answer = self._answer(request).answer
-        assert isinstance(answer, TimelineRead)
-        return answer
+        return self._ask(lambda request: ReadTimeline(request, limit), TimelineRead)
 
     def read_query(self, request: int) -> Queried:
         """The answer to a QueryOp that was submitted."""
@@ -364,6 +350,14 @@ class Session:
 
     def _describe(self, failure: Failure) -> str:
         return describe_failure(failure, self.sites.lookup(failure.site))
+
+    def _ask(self, make: Callable[[int], Instruction], kind: type[_Answer]) -> _Answer:
+        """The answer, of a kind, to the request that `make` makes of its number."""
+        request = next(self.ids)
+        self.outbox.emit(make(request))
+        answer = self._answer(request).answer
+        assert isinstance(answer, kind)
+        return answer
 
     def _answer(self, request: int) -> Received:
         self.outbox.flush()
