@@ -301,7 +301,7 @@ class Session:
 
     def read_stats(self) -> StatsRead:
         """Counters of each worker, and the memory it holds."""
-        return self._ask(lambda request: ReadStats(request), StatsRead)
+        return self._ask(ReadStats, StatsRead)
 
     def read_memory(self, watch: bool) -> MemoryRead:
         """The memory that tensors of this session took on each worker; `watch`: record it from now on."""
