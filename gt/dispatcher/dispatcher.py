@@ -221,10 +221,9 @@ class Dispatcher:
         return sent
 
     def may_read_directly(self, ident: int) -> bool:
-        """Whether a caller that shares the process with the only worker may read a tensor from it without a message."""
-        state = self.state
-        followed = self._outgoing.observer is not None or self.captures.current is not None
-        return not followed and ident in state.tensors and ident not in state.may_resize and not state.is_waiting(ident)
+        """Whether a caller that shares the process with the only worker may read a tensor from it without a message: it
+        has a value, and no observer waits for the message."""
+        return self._outgoing.observer is None and ident in self.state.tensors
 
     def note_process_check(self) -> list[Outgoing]:
         """The processes of workers were checked once more."""

@@ -65,6 +65,12 @@ def flows(trace):
     return found
 
 
+def run(x):
+    for _ in range(12):
+        y = (x.T @ x).relu() + 1.0
+    y.sum().item()
+
+
 @pytest.fixture(
     params=[{}, {"workers": 2, "mode": "virtual"}, {"workers": 2}], ids=["embedded", "virtual", "processes"]
 )
@@ -73,10 +79,12 @@ def traced(request, tmp_path):
     try:
         mesh = gt.mesh(request.param.get("workers", 1), ("x",))
         x = gt.distribute(torch.ones(8, 8), mesh, "x, -")
+        for _ in range(5):  # from then on the ops are replayed in segments
+            run(x)
+        before = gt.debug.get_worker_stats().hot_paths.hits
         with gt.debug.trace(tmp_path / "new" / "run.json") as trace:
-            for _ in range(12):
-                y = (x.T @ x).relu() + 1.0
-            y.sum().item()
+            run(x)
+        assert gt.debug.get_worker_stats().hot_paths.hits > before
         assert (trace.dropped, trace.missing) == (0, ())
         yield json.loads((tmp_path / "new" / "run.json").read_text())
     finally:

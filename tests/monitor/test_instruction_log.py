@@ -306,6 +306,18 @@ def test_ops_are_logged_with_the_name_of_their_scope():
     assert "scope=forward" in scopes
 
 
+def test_reads_of_the_embedded_worker_are_logged(tmp_path, monkeypatch):
+    """Without a log they pass no dispatcher."""
+    monkeypatch.setenv("GT_INSTRUCTION_LOG", str(tmp_path / "log"))
+    gt.init()
+    try:
+        assert gt.ones(3).sum().item() == 3.0
+    finally:
+        gt.shutdown()
+    commands = [(row.direction, row.command) for row in read_rows(tmp_path / "log")]
+    assert ("RECV", "FetchTensor") in commands and ("SEND", "Fetched") in commands
+
+
 def write(path, count=40, **options):
     """Write a log of so many messages; returns the rows of all its files, the oldest first."""
     log = open_log(LogSettings(str(path), **options))
