@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint test-slow test-torch conformance conformance-formats crash-detector faults fuzz bench benchmark bench-exchange clean
+.PHONY: help setup demo docs notebooks test lint test-browser test-slow test-torch conformance conformance-formats crash-detector faults fuzz bench benchmark bench-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-20s %s\n", $$1, $$2}'
@@ -22,6 +22,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## train a small transformer with torch, GT, and GT on 2 workers
 	$(RUN) examples/train_transformer.py
 
+docs: setup  ## the docs site, in build/docs; a warning is an error (under a minute)
+	rm -rf build/docs
+	$(RUN) -m sphinx -q -W --keep-going -b html -d build/docs-cache -E -c docs/site . build/docs
+	@echo "open build/docs/index.html"
+
+notebooks: setup  ## run the notebooks of examples/ and store their outputs
+	$(RUN) docs/run_notebooks.py
+
 lint: setup  ## style and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -31,6 +39,10 @@ lint: setup  ## style and types
 test: export PYTHONDONTWRITEBYTECODE =
 test: lint  ## lint, types and tests (under 15 minutes on 2 cores)
 	$(RUN) -m pytest -m "not slow" -n 2 --dist loadfile
+
+test-browser: setup  ## tests of web pages; installs Debian's Chromium if it is missing
+	command -v chromium > /dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
+	$(RUN) -m pytest -m browser
 
 test-slow: setup  ## tests that take minutes each
 	$(RUN) -m pytest -m slow --timeout 1800

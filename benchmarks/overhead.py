@@ -45,7 +45,7 @@ def per_op(repeats: int, links: int = 250) -> dict[str, float]:
     """Microseconds an op: torch's own, GT's, and GT's split into client, planner and executor."""
     x, weight = torch.randn(SIZE, SIZE) * 0.01, torch.randn(SIZE, SIZE) * 0.01
     ours = gt.to(x), gt.to(weight)
-    channel = active_session.current()._channel
+    channel = active_session.current().channel
     deliver = channel._deliver
     count = links * OPS * 1e-6
 

@@ -6,10 +6,10 @@ that GT does not define is torch's, so that a script may `import gt as torch`.
 
 from __future__ import annotations
 
-import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gt.garbage_collection import paused_collection
 from gt.lazy_launch import load_launcher
 from gt.version import __version__
 
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from gt.client.creation import zeros as zeros
     from gt.client.creation import zeros_like as zeros_like
     from gt.client.layouts import mesh as mesh
+    from gt.client.open_meshes import open_mesh as open_mesh
     from gt.client.opt_einsum_functions import tensordot as tensordot
     from gt.client.opt_einsum_functions import transpose as transpose
     from gt.client.recovery import recover as recover
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from gt.core.errors import CompileError as CompileError
     from gt.core.errors import GTError as GTError
     from gt.core.errors import LayoutError as LayoutError
+    from gt.core.errors import NonFiniteError as NonFiniteError
     from gt.core.errors import OpError as OpError
     from gt.core.errors import RecoveryError as RecoveryError
     from gt.core.errors import ServerLost as ServerLost
@@ -76,12 +78,24 @@ if TYPE_CHECKING:
     from gt.core.errors import SettingsError as SettingsError
     from gt.core.errors import SignalError as SignalError
     from gt.core.errors import WorkerLost as WorkerLost
+    from gt.debug import explain as explain
     from gt.debug import visualize_sharding as visualize_sharding
+    from gt.distributed.dtensor import to_dtensor as to_dtensor
+    from gt.distributed.dtensor import torch_placements as torch_placements
+    from gt.distributed.interchange import from_dtensor as from_dtensor
+    from gt.distributed.interchange import from_shards as from_shards
+    from gt.distributed.mappers import from_torch as from_torch
+    from gt.distributed.mappers import to_torch as to_torch
+    from gt.launch.auto_shard import auto_shard as auto_shard
+    from gt.launch.calibration import calibrate as calibrate
     from gt.launch.sessions import connect as connect
+    from gt.launch.sessions import dashboard as dashboard
     from gt.launch.sessions import gpu_workers as gpu_workers
     from gt.launch.sessions import init as init
     from gt.launch.sessions import shutdown as shutdown
     from gt.launch.sessions import synchronize as synchronize
+    from gt.launch.sharding_plan import Plan as Plan
+    from gt.sharding.calibration import Calibration as Calibration
     from gt.sharding.placements import Partial as Partial
     from gt.sharding.placements import Replicate as Replicate
     from gt.sharding.placements import Shard as Shard
@@ -105,14 +119,22 @@ _NAMES: dict[str, str] = {
     "gt.client.compilation.compiled_function": "compile",
     "gt.client.opt_einsum_functions": "tensordot transpose",
     "gt.client.layouts": "mesh",
+    "gt.client.open_meshes": "open_mesh",
     "gt.client.recovery": "recover",
     "gt.client.tensor": "Tensor",
-    "gt.debug": "visualize_sharding",
+    "gt.debug": "explain visualize_sharding",
+    "gt.distributed.dtensor": "to_dtensor torch_placements",
+    "gt.distributed.interchange": "from_dtensor from_shards",
+    "gt.distributed.mappers": "from_torch to_torch",
     "gt.core.errors": (
-        "CompileError GTError LayoutError OpError RecoveryError ServerLost SessionError SettingsError SignalError "
-        "WorkerLost"
+        "CompileError GTError LayoutError NonFiniteError OpError RecoveryError ServerLost SessionError SettingsError "
+        "SignalError WorkerLost"
     ),
-    "gt.launch.sessions": "connect gpu_workers init shutdown synchronize",
+    "gt.launch.auto_shard": "auto_shard",
+    "gt.launch.calibration": "calibrate",
+    "gt.launch.sessions": "connect dashboard gpu_workers init shutdown synchronize",
+    "gt.launch.sharding_plan": "Plan",
+    "gt.sharding.calibration": "Calibration",
     "gt.sharding.placements": "Partial Replicate Shard",
     "gt.sharding.spec": "DeviceMesh ShardingSpec",
     "gt.signals.config": "ModelConfig ShardConfig SignalConfig",
@@ -127,16 +149,12 @@ __all__ = ["__version__", *_MODULE_OF, *_SUBMODULES]
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module 'gt' has no attribute {name!r}")
-    often, *others = gc.get_threshold()
-    gc.set_threshold(1 << 30, *others)  # imports make little garbage: looking for it takes a third of their time
-    try:
+    with paused_collection():
         load_launcher()
         if name in _SUBMODULES:
             return importlib.import_module(f"gt.{name}")
         value = globals()[name] = _found(name)
         return value
-    finally:
-        gc.set_threshold(often, *others)
 
 
 def _found(name: str) -> Any:

@@ -1,6 +1,9 @@
 """Batches on GT: `for x, y in gt.data.loader(dataloader):`.
 
 While the program uses one batch, the next ones are already on their way to the workers: each worker gets its own part.
+
+>>> [batch.sum().item() for batch in gt.data.loader([torch.ones(2), torch.ones(3)])]
+[2.0, 3.0]
 """
 
 from __future__ import annotations
@@ -26,7 +29,12 @@ from gt.sharding.spec import DeviceMesh
 
 class Loader:
     """The batches of a `torch.utils.data.DataLoader`, or of anything else that can be iterated, with their tensors on
-    GT. Other attributes are those of the loader itself."""
+    GT. Other attributes are those of the loader itself.
+
+    >>> batches = gt.data.loader(torch.utils.data.DataLoader(range(6), batch_size=2))
+    >>> len(batches), batches.batch_size
+    (3, 2)
+    """
 
     def __init__(
         self,
@@ -129,7 +137,13 @@ def loader(
     ahead: int = 2,
 ) -> Loader:
     """Batches with their tensors on GT; `ahead` is the number of batches that are sent before they are used. A signal,
-    or `mesh` and `placements`, give the layout of the tensors; otherwise the scope in which the loop runs."""
+    or `mesh` and `placements`, give the layout of the tensors; otherwise the scope in which the loop runs.
+
+    >>> for x, y in gt.data.loader([(torch.ones(2), 1), (torch.zeros(2), 2)]):
+    ...     print(type(x).__name__, y)
+    Tensor 1
+    Tensor 2
+    """
     if (mesh is None) != (placements is None):
         raise LayoutError("gt.data.loader() needs both mesh= and placements=, or a signal=, or none of them")
     if mesh is not None and signal is not None:

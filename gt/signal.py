@@ -1,8 +1,12 @@
 """Scopes in a program: `with gt.signal.context("forward"):` runs the ops inside under the signal "forward".
 
-The public functions only. A *signal* is a name, configured with workers and layouts (`GT_CONFIG`, `gt.load_config`,
-`gt.register_config`; package gt/signals); a name without a configuration changes nothing. A *scope* is its use in a
-program; gt/client/scope_stack.py holds the scopes that each thread or task has entered.
+A *signal* is a name, configured with workers and layouts (`GT_CONFIG`, `gt.load_config`, `gt.register_config`); a name
+without a configuration changes nothing. A *scope* is its use in a program; each thread or task has its own.
+
+>>> with gt.signal.context("forward"):
+...     y = gt.ones(2) + 1
+>>> y.tolist()
+[2.0, 2.0]
 """
 
 from __future__ import annotations
@@ -19,17 +23,34 @@ from gt.core.errors import SignalError
 
 def context(name: str, *, backward: str | None = None) -> Scope:
     """A scope in which tensors are created and ops run as the signal is configured. Gradients run under the signal
-    `backward`, by default the one that the configuration names, or the same signal."""
+    `backward`, by default the one that the configuration names, or the same signal.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> gt.register_config("forward", gt.SignalConfig(shard=gt.ShardConfig(axis=0)))
+    >>> with gt.signal.context("forward"):
+    ...     x = gt.ones(4, 3)
+    >>> x.shards()[1].shape
+    (2, 3)
+    """
     return Scope(name, backward)
 
 
 def enter(name: str, *, backward: str | None = None) -> None:
-    """Enter a scope; `exit` with the same name leaves it."""
+    """Enter a scope; `exit` with the same name leaves it.
+
+    >>> gt.signal.enter("forward")
+    >>> x = gt.ones(4, 3)
+    >>> gt.signal.exit("forward")
+    """
     active_session.enter_scope(name, backward)
 
 
 def exit(name: str) -> None:
-    """Leave the scope that was entered last, which must have this name."""
+    """Leave the scope that was entered last, which must have this name.
+
+    >>> gt.signal.enter("forward")
+    >>> gt.signal.exit("forward")
+    """
     innermost = scope_stack.top()
     if innermost is None:
         raise SignalError(f"gt.signal.exit({name!r}), but no scope was entered")
@@ -43,7 +64,13 @@ def exit(name: str) -> None:
 
 
 def tensor(x: Any, name: str) -> Tensor:
-    """A copy of a tensor in the layout of tensors that are created in the signal's scope. Gradients pass through."""
+    """A copy of a tensor in the layout of tensors that are created in the signal's scope. Gradients pass through.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> gt.register_config("rows", gt.SignalConfig(shard=gt.ShardConfig(axis=0)))
+    >>> gt.signal.tensor(torch.ones(4, 3), "rows").shards()[1].shape
+    (2, 3)
+    """
     if not isinstance(name, str) or not name:
         raise SignalError(f"the name of a signal is a text that is not empty, not {name!r}")
     source = x if isinstance(x, torch.Tensor) else torch.as_tensor(x)

@@ -144,7 +144,7 @@ def no_signals() -> Iterator[None]:
     registry.clear()
 
 
-SHARED = {"two_processes", "eight_workers"}  # fixtures of a module, whose session outlives a test
+SHARED = {"two_processes", "eight_workers", "shared_board"}  # fixtures of a module, whose session outlives a test
 
 
 @pytest.fixture(autouse=True, scope="session")

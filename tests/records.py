@@ -37,15 +37,21 @@ from gt.core.messages import (
     MemoryReport,
     MemoryUse,
     MoreRoomNeeded,
+    NonFiniteCall,
+    NonFiniteRead,
+    NonFiniteReport,
     NotCompiled,
     NoteGradient,
     OpFailed,
+    PlaceTensor,
     Progress,
     Queried,
     QueryOp,
     Ran,
     ReadMemory,
+    ReadNonFinite,
     ReadStats,
+    ReadStory,
     ReadTimeline,
     ReadTraffic,
     ReadVersions,
@@ -58,6 +64,8 @@ from gt.core.messages import (
     Stats,
     StatsRead,
     StoreReady,
+    StoryEvent,
+    StoryRead,
     Swapped,
     Synchronize,
     Synchronized,
@@ -206,6 +214,7 @@ INSTRUCTIONS: list[Instruction] = [
     Redistribute(own(5), own(14), ROWS, 3),
     FreeTensors((own(5), own(6))),
     DropCopies((own(5), own(6))),
+    PlaceTensor(own(5), ROWS, 3),
     BeginModule(4, (own(5), own(6)), 6, (own(7),), 3),
     ForgetOps((own(1),)),
     FetchTensor(own(11), own(5)),
@@ -219,6 +228,8 @@ INSTRUCTIONS: list[Instruction] = [
     ReadTraffic(own(15), True),
     ReadStats(own(18)),
     ReadMemory(own(18), True),
+    ReadNonFinite(own(18), False, False),
+    ReadStory(own(18), own(5)),
     ReadTimeline(own(17), 64),
     Goodbye("done"),
 ]
@@ -245,6 +256,7 @@ COMMANDS: list[Command] = [
     WorkerReadTraffic(own(15)),
     ReadStats(own(18)),
     ReadMemory(own(18), False),
+    ReadNonFinite(own(18), True),
     ReadTimeline(own(17), 64),
     WorkerReportProgress(7),
     WorkerEndSession(1),
@@ -267,6 +279,10 @@ RAN = Ran("aten.x.default", 3, "forward", 100, 190, (Swapped(110, 150, ((1, 64),
 
 MEMORY = WorkerMemory((MemoryUse(3, False, 64, 128), MemoryUse(0, True, 0, 32)), 48)
 
+NON_FINITE = NonFiniteCall("aten.x.default", 3, own(5), own(5), True, False, ("float32[2] finite",), True, False)
+
+STORY_EVENT = StoryEvent("used", own(5), own(6), "aten.x.default", 3, (0, 1), "", own(6))
+
 REPORTS: list[Report] = [
     *_FROM_WORKERS,
     Fetched(own(11), SHARED),
@@ -278,6 +294,7 @@ REPORTS: list[Report] = [
     Traffic(own(15), {0: 64, 3: 0}, (ExchangeWay("all-reduce", ("x",), 64, "shared memory"),)),
     Stats(own(18), WorkerStats(7, 2, 64, {0: 64}, 1, {"shared memory": 3})),
     MemoryReport(own(18), MEMORY),
+    NonFiniteReport(own(18), (NON_FINITE,)),
     TimelineReport(own(17), (RAN, RAN), 5),
 ]
 
@@ -291,6 +308,8 @@ ANSWERS: list[Answer] = [
     TrafficRead(own(15), {0: {}, 1: {0: 64}}, (Collective("all-gather", ("dp", "tp"), 64, "aten.x.default", 3),)),
     StatsRead(own(18), {0: WorkerStats(7, 2, 64, {}), 1: WorkerStats(0, 0, 0, {0: 64})}),
     MemoryRead(own(18), ((0, MEMORY), (1, WorkerMemory((), 0)))),
+    StoryRead(own(18), (STORY_EVENT,), "worker 0", ("replicated on 0-1",), ""),
+    NonFiniteRead(own(18), ((0, (NON_FINITE,)), (1, ()))),
     TimelineRead(own(17), (WorkerTimeline(0, (RAN,), 5), WorkerTimeline(1, (), 0))),
     Lost(own(11), 1, 4242, "was killed by SIGKILL", "aten.mm.default (train.py:12)"),
     Joined(WorkerInfo(2, "cpu", "here", 4244)),

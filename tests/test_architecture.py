@@ -22,17 +22,19 @@ ALLOWED = {
     "sharding": "core",
     "signals": "core sharding",
     "wire": "core version",
-    "client": f"{SENDERS} lazy_launch",
+    "client": f"{SENDERS} garbage_collection lazy_launch",
     "nn": "client optim",
     "optim": "client nn",
     "distributed": "client core sharding",
     "data": "client core sharding",
     "debug": "client core monitor sharding",
     "signal": "client core",
+    "garbage_collection": "",
     "lazy_launch": "",
     "dispatcher": SENDERS,
     "worker": "core sharding wire version",
     "monitor": "core sharding wire",
+    "web_dashboard": "core monitor sharding version wire",
     "scripts": "__init__ core monitor version wire",
 }
 SEE_ALL = {"launch", "server"}
@@ -43,8 +45,10 @@ WITHOUT_TORCH = (
     "wire",
     "dispatcher",
     "monitor",
+    "web_dashboard",
     "server",
     "version",
+    "garbage_collection",
     "lazy_launch",
     "__init__",
 )
@@ -60,7 +64,7 @@ PURE = (
     "dispatcher/gradient_buckets.py",
     "dispatcher/group_store.py", "dispatcher/instructions.py", "dispatcher/invariants.py", "dispatcher/membership.py",
     "dispatcher/op_definitions.py", "dispatcher/op_instructions.py", "dispatcher/step_coordinator.py",
-    "dispatcher/message_queue.py",
+    "dispatcher/message_descriptions.py", "dispatcher/message_queue.py",
     "dispatcher/ownership.py", "dispatcher/plan_cache.py", "dispatcher/planner.py", "dispatcher/rejection.py",
     "dispatcher/session_records.py",
     "dispatcher/redistribution.py", "dispatcher/reports.py", "dispatcher/requests.py", "dispatcher/state.py",
@@ -130,7 +134,11 @@ def test_a_package_imports_what_the_design_allows(package):
 def test_gt_imports_its_packages_lazily():
     body = [node for node in parse(ROOT / "__init__.py").body if not is_type_checking(node)]
     names = {name for name in imported(ast.Module(body, [])) if name.startswith("gt")}
-    assert names == {"gt.lazy_launch.load_launcher", "gt.version.__version__"}
+    assert names == {
+        "gt.garbage_collection.paused_collection",
+        "gt.lazy_launch.load_launcher",
+        "gt.version.__version__",
+    }
 
 
 def test_type_checkers_see_the_public_names():
@@ -175,7 +183,7 @@ def test_only_the_entry_imports_by_name():
     users = {
         name_of(path) for path in FILES if "importlib" in packages_imported(path) or "__import__" in names_in(path)
     }
-    assert users == {"gt/__init__.py", "gt/lazy_launch.py", "gt/monitor/extras.py"}
+    assert users == {"gt/__init__.py", "gt/lazy_launch.py", "gt/core/extras.py"}
 
 
 TORCH_PATCHES = ROOT / "client" / "torch_patches"
@@ -272,7 +280,8 @@ def loaded_by(statement):
     ("module", "without"),
     [
         ("gt", "torch numpy matplotlib"),
-        ("gt.server.__main__", "torch"),
+        ("gt.server.__main__", "torch uvicorn starlette prometheus_client"),
+        ("gt.web_dashboard.http_server", "torch matplotlib"),
         ("gt.dispatcher.server", "torch"),
         ("gt.sharding.lowering", "torch"),
         ("gt.signals.registry", "torch numpy"),
@@ -290,7 +299,8 @@ def test_a_dispatcher_runs_on_a_machine_without_torch(module, without):
 
 
 def test_importing_gt_loads_no_package_of_gt():
-    assert {name for name in loaded_by("import gt") if name.startswith("gt")} == {"gt", "gt.lazy_launch", "gt.version"}
+    loaded = {name for name in loaded_by("import gt") if name.startswith("gt")}
+    assert loaded == {"gt", "gt.garbage_collection", "gt.lazy_launch", "gt.version"}
 
 
 @pytest.mark.parametrize("package", sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.rglob("README.md")))

@@ -1,8 +1,8 @@
 """The documentation is true: its programs run, its links lead somewhere, and every public name is in it.
 
 A fence ```python is a program and runs as `train.py`; ```python slow runs in the slow tests, where a C++ compiler is
-there; ```python no-run is only compiled. A fence ```text output after a
-program is what it prints, where `...` stands for anything.
+there; ```python no-run is only compiled; ```python peer is a program of another library, see test_peer_programs.py.
+A fence ```text output after a program is what it prints, where `...` stands for anything.
 """
 
 import contextlib
@@ -25,8 +25,10 @@ from gt.signals.registry import registry
 from tests.subprocesses import ROOT, finish, start
 from tests.worker.compilation.recorded_units import needs_compiler
 
+INDEX = ROOT / "docs" / "index.md"
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = [*GUIDES, *sorted((ROOT / "examples").glob("*.md")), *sorted((ROOT / "gt").rglob("README.md"))]
+REFERENCE = sorted((ROOT / "docs" / "api").glob("*.md"))
+PAGES = [*GUIDES, *REFERENCE, *sorted((ROOT / "examples").glob("*.md")), *sorted((ROOT / "gt").rglob("README.md"))]
 DEMO = ROOT / "examples" / "train_transformer.py"
 
 _FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -59,6 +61,7 @@ def snippets(path):
 SNIPPETS = [snippet for path in PAGES for snippet in snippets(path)]
 PROGRAMS = [snippet for snippet in SNIPPETS if snippet.info == "python"]
 SLOW_PROGRAMS = [snippet for snippet in SNIPPETS if snippet.info == "python slow"]
+PEER_PROGRAMS = [snippet for snippet in SNIPPETS if snippet.info == "python peer"]
 
 
 @pytest.fixture
@@ -114,7 +117,7 @@ def test_an_output_that_differs_from_the_page_is_found():
 
 def test_most_snippets_run():
     assert len(PROGRAMS) >= 15
-    assert len(SNIPPETS) - len(PROGRAMS) - len(SLOW_PROGRAMS) <= 3
+    assert len(SNIPPETS) - len(PROGRAMS) - len(SLOW_PROGRAMS) - len(PEER_PROGRAMS) <= 3
 
 
 CONFIGURATIONS = [
@@ -140,8 +143,9 @@ def test_links_are_found_at_all():
     assert _LINK.findall("[a](docs/a.md) [b](../b.md#part) [c](https://c.org) [d](#here)") == ["docs/a.md", "../b.md"]
 
 
-def test_every_page_is_linked_from_the_readme():
-    linked = {ROOT / link for link in _LINK.findall((ROOT / "README.md").read_text())}
+def test_every_page_is_linked_from_the_readme_or_the_index():
+    fronts = [ROOT / "README.md", INDEX, ROOT / "docs" / "api.md"]
+    linked = {(front.parent / link).resolve() for front in fronts for link in _LINK.findall(front.read_text())}
     assert [str(path.relative_to(ROOT)) for path in PAGES[1:] if path not in linked] == []
 
 
@@ -209,6 +213,17 @@ def test_each_program_of_the_timelines_has_a_small_picture_on_the_page(monkeypat
     page = (ROOT / "docs" / "monitoring.md").read_text()
     assert re.findall(r"\(timelines/(\w+)\.png\)", page) == list(drawing.PROGRAMS)
     assert all((drawing.PICTURES / f"{name}.png").stat().st_size < 150_000 for name in drawing.PROGRAMS)
+
+
+def test_the_pictures_of_the_concepts_are_drawn_by_their_program_and_on_the_page(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    drawing = importlib.import_module("draw_concepts")
+    pictures = {path.stem: path.read_text() for path in drawing.PICTURES.glob("*.svg")}
+    assert pictures == {name: draw().svg() for name, draw in drawing.DRAWINGS.items()}, (
+        "run: python docs/draw_concepts.py"
+    )
+    page = (ROOT / "docs" / "concepts.md").read_text()
+    assert sorted(re.findall(r"\(concepts/(\w+)\.svg\)", page)) == sorted(pictures)
 
 
 FILE_NAMES = re.compile(r"`((?:gt|tests|docs|examples|benchmarks)/[\w/]+\.\w+|\w+/[\w/]+\.py)`")

@@ -14,9 +14,13 @@ from tests.subprocesses import ROOT, finish, serving, start
 EXAMPLES = ROOT / "examples"
 GPT2 = EXAMPLES / "signals" / "gpt2_by_yaml.py"
 SHARED = ("running.py",)
-OWN_PROCESS = ("hello.py", "train_transformer.py", GPT2.name)  # the second is run by the tests of the documentation
+BY_NUMBER = "any_number_of_workers.py"  # run by tests/distributed
+OWN_PROCESS = ("hello.py", "train_transformer.py", GPT2.name, BY_NUMBER)  # the second is run by tests of the documents
 SCRIPTS = sorted(
-    str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py") if path.name not in (*SHARED, *OWN_PROCESS)
+    str(path.relative_to(EXAMPLES))
+    for path in EXAMPLES.rglob("*.py")
+    if path.name not in (*SHARED, *OWN_PROCESS)
+    and path.parent.name != "peers"  # those use no GT: test_peer_programs.py
 )
 AUTO = "simple_auto_shard.py"
 _ANSI = "\x1b["

@@ -205,6 +205,7 @@ class QueryCall:
         self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
     ) -> Any:
         require_outside()  # before the query is queued
+        session.require_values(f"the result of {session.signatures[self.op_id].op} depends on values")
         if self.random:
             scalars.append(draw_key(args, kwargs))
         written = [refs[position].storage for position in self.writes]
@@ -218,7 +219,7 @@ class QueryCall:
             return QueryOp(request, self.op_id, ids, new_ids, first, tuple(scalars), scope, site)
 
         query: QueryOp = session.outbox.submit(build, refs, written, new_ids)
-        answer = session.read_query(request)
+        answer = session.read_query(request, site)
         for storage, meta in zip(written, answer.written, strict=True):
             _resize(storage, geometry_from_meta(meta), args, kwargs)
         if self.on_geometries is not None:

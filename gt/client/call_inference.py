@@ -23,6 +23,7 @@ from gt.client.cached_calls import (
     ViewCall,
     WriteCall,
 )
+from gt.client.call_log import BY_GT, BY_RULE, BY_TORCH, BY_WORKER
 from gt.client.call_template import LIST_KINDS, CallTemplate
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
 from gt.client.kernel_checks import check_arguments, check_overlaps
@@ -39,7 +40,7 @@ from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
 from gt.client.torch_patches.wrapper_tensors import negative_view
 from gt.core.errors import SessionError
 from gt.core.signatures import ViewStep
-from gt.sharding.placements import Layout
+from gt.sharding.placements import OpRequest
 
 _TENSOR_KINDS = (ArgumentKind.TENSOR, ArgumentKind.TARGET)
 _LAZY_KEYS = {CONJUGATE: "Conjugate", NEGATE: "Negative"}  # dispatch keys of kernels that take lazy operands
@@ -58,7 +59,7 @@ class UnknownResult(Exception):
 
 
 class UncachedCall(NamedTuple):
-    """A call of an op that is not cached: `refs` are its tensors, `layout` that of its result, if one is asked for."""
+    """A call of an op that is not cached: `refs` are its tensors, `request` what the user asks of it."""
 
     session: Session
     op: OpSchema
@@ -66,10 +67,10 @@ class UncachedCall(NamedTuple):
     kwargs: dict[str, Any]
     key: tuple[Any, ...]
     refs: list[TensorRef]
-    layout: Layout | None
+    request: OpRequest | None
 
     def template(self) -> CallTemplate:
-        return CallTemplate(self.op, self.args, self.kwargs, self.refs, self.layout)
+        return CallTemplate(self.op, self.args, self.kwargs, self.refs, self.request)
 
 
 def infer_call(
@@ -79,7 +80,7 @@ def infer_call(
     kwargs: dict[str, Any],
     key: tuple[Any, ...],
     refs: list[TensorRef],
-    layout: Layout | None = None,
+    request: OpRequest | None = None,
 ) -> CachedCall:
     """Make the cached call of an op with these arguments. A signal handler or a finalizer may issue an op in the middle
     of this. That op is inferred too, if torch can do it: torch may be in the middle of importing a module."""
@@ -87,7 +88,7 @@ def infer_call(
         if ref.session is not session:
             ref.session.require_open()
             raise SessionError("this tensor belongs to another session than the one that is active")
-    new = UncachedCall(session, op, args, kwargs, key, refs, layout)
+    new = UncachedCall(session, op, args, kwargs, key, refs, request)
     thread = get_ident()
     if thread in _inferring:
         _inferring[thread] += 1
@@ -113,7 +114,7 @@ def _infer_outside(new: UncachedCall) -> CachedCall:
             if others == _inferring[get_ident()]:
                 break
     call = _query_call(new, new.template())
-    new.session.cache_call(new.key, call)
+    _keep(new, call, BY_WORKER)
     return call
 
 
@@ -127,8 +128,14 @@ def _infer(new: UncachedCall) -> CachedCall:
         call = _functional_call(session, op, template, refs, known)
     else:
         call = _inferred_call(new, template, ruled)
-    session.cache_call(new.key, call)
+    _keep(new, call, BY_RULE if known is not None else BY_GT if op.name in SHAPE_FUNCTIONS else BY_TORCH)
     return call
+
+
+def _keep(new: UncachedCall, call: CachedCall, inferred_by: str) -> None:
+    new.session.cache_call(new.key, call)
+    if new.session.call_log is not None:
+        new.session.call_log.note_inferred(new.op.name, new.refs, call, inferred_by)
 
 
 def _query_call(new: UncachedCall, template: CallTemplate) -> QueryCall:

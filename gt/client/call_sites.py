@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import itertools
+import linecache
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -63,9 +65,21 @@ class Sites:
         return site_id
 
     def text(self, site_id: int) -> str:
-        """A site for people: `train.py:12`."""
+        """A site for people: `train.py:12`, or `In[3]:2` in a notebook."""
         file, line, _ = self.lookup(site_id)
-        return f"{file}:{line}"
+        return f"{_cell_of(file) or file}:{line}"
+
+    def code(self, site_id: int) -> str:
+        """The source of a site's line; "" if it is not known."""
+        file, line, _ = self.lookup(site_id)
+        return linecache.getline(file, line).strip()
 
     def lookup(self, site_id: int) -> Site:
         return self._sites.get(site_id, _UNKNOWN)
+
+
+def _cell_of(file: str) -> str:
+    """The cell of a notebook or of IPython that has this file name, as IPython's own tracebacks name it; else ""."""
+    shell = getattr(builtins, "get_ipython", lambda: None)()
+    found = shell.compile.format_code_name(file) if shell is not None else None
+    return found[1] if found is not None else ""

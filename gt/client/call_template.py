@@ -22,7 +22,7 @@ from gt.core.signatures import (
     TorchLayout,
     WorkerDevice,
 )
-from gt.sharding.placements import Layout
+from gt.sharding.placements import OpRequest
 
 LIST_KINDS = (ArgumentKind.TENSORS, ArgumentKind.TARGETS, ArgumentKind.TARGETS_OR_COPIES)
 
@@ -37,10 +37,10 @@ class CallTemplate:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         refs: Sequence[TensorRef] = (),
-        layout: Layout | None = None,
+        request: OpRequest | None = None,
     ) -> None:
         self.random = op.draws(args, kwargs)
-        self._layout = layout
+        self._request = request or OpRequest()
         self._tensors = 0
         self._scalars = 0
         self._written: list[int] = []
@@ -66,7 +66,8 @@ class CallTemplate:
         metas = tuple(output.meta() for output in outputs if output is not None)
         positions = tuple(position for position, output in enumerate(outputs) if output is not None)
         default_dtype = dtype_name(torch.get_default_dtype())
-        spec = self._layout.spec(metas[0]) if self._layout is not None and metas else None
+        layout, algorithm, _ = self._request
+        spec = layout.spec(metas[0]) if layout is not None and metas else None
         return Signature(
             op.name,
             self.args,
@@ -80,6 +81,7 @@ class CallTemplate:
             op.functional,
             None if spec is None else spec.record(),
             self.fully_written,
+            algorithm,
         )
 
     def _argument(self, kind: ArgumentKind, value: Any) -> Arg:

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from gt.client.creation_docstrings import docstring_of
 from gt.client.factory_mode import FactoryMode
 from gt.client.geometry import TORCH_DTYPES, dtype_name
 from gt.client.model_layout import apply_model_config, layouts_of_plain
 from gt.client.module_moving import move_module
+from gt.client.open_meshes import current_mesh
 from gt.client.registration_hooks import keep_on_gt, move_assigned_tensors, watch_modules
 from gt.client.safetensors_hooks import LoadOneByOne
 from gt.client.tensor import Tensor, to_gt, to_host
@@ -38,7 +40,13 @@ class device(metaclass=_DeviceType):  # noqa: N801
     on the workers without ever being whole in this process.
 
     Called with arguments, as torch.device is, it returns torch.device("cpu"), the device of all GT tensors. The workers
-    choose the devices that compute."""
+    choose the devices that compute.
+
+    >>> with gt.device():
+    ...     layer = torch.nn.Linear(3, 2)
+    >>> isinstance(layer.weight, gt.Tensor)
+    True
+    """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if not args and not kwargs:
@@ -133,6 +141,7 @@ def _on_gt(function: Callable[..., Any]) -> Callable[..., Tensor]:
                 kwargs["dtype"] = dtype_of(kwargs["dtype"])
             return function(*args, **kwargs)  # type: ignore[no-any-return]
 
+    create.__doc__ = docstring_of(function.__name__)
     return create
 
 
@@ -149,6 +158,7 @@ def _on_gt_tensors(function: Callable[..., Any]) -> Callable[..., Tensor]:
             kwargs["dtype"] = dtype_of(kwargs["dtype"])
         return _laid_out(function(*args, **kwargs), mesh, placements)
 
+    create.__doc__ = docstring_of(function.__name__)
     return create
 
 
@@ -163,15 +173,17 @@ def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def layout_of(mesh: DeviceMesh | None, placements: Placements | None) -> Layout | None:
-    """The layout that the arguments `mesh` and `placements` give; None without them."""
+    """The layout that the arguments `mesh` and `placements` give; None without them. Placements without a mesh are on
+    the open one."""
     if mesh is None and placements is None:
         return None
     if mesh is None:
-        if not isinstance(placements, ShardingSpec):
-            raise LayoutError(
-                "placements= needs mesh=: say over which workers, as in mesh=gt.mesh((2, 2), ('dp', 'tp'))"
-            )
-        mesh = placements.mesh
+        mesh = placements.mesh if isinstance(placements, ShardingSpec) else current_mesh()
+    if mesh is None:
+        raise LayoutError(
+            "placements= needs mesh=: say over which workers, as in mesh=gt.mesh((2, 2), ('dp', 'tp')), or once for "
+            "several calls, with gt.open_mesh((2, 2), ('dp', 'tp')):"
+        )
     if placements is None:
         placements = [Replicate()] * len(require_mesh(mesh).shape)
     is_spec = isinstance(placements, str | ShardingSpec)
@@ -189,28 +201,47 @@ def _laid_out(x: torch.Tensor, mesh: DeviceMesh | None, placements: Placements |
 
 
 @ends_on_users_line
-def distribute(x: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> Tensor:
+def distribute(x: torch.Tensor, mesh: DeviceMesh | None = None, placements: Placements | None = None) -> Tensor:
     """A copy of a tensor, laid out over a mesh: a placement for each axis of the mesh, or a spec as text such as
-    `"dp, - + tp"`. Gradients pass."""
+    `"dp, - + tp"`; whole on every worker without placements. Without a mesh it is the one of gt.open_mesh. Gradients
+    pass.
+
+    >>> gt.init(workers=4, mode="virtual")
+    >>> mesh = gt.mesh((2, 2), ("dp", "tp"))
+    >>> x = gt.distribute(torch.ones(4, 6), mesh, [gt.Shard(0), gt.Replicate()])
+    >>> x.spec, x.shards()[0].shape
+    (ShardingSpec('dp, -' on (dp=2, tp=2)), (2, 6))
+    """
     if not isinstance(x, torch.Tensor):
         raise LayoutError(
             f"{type(x).__name__} is not a tensor, which alone has a layout: make one, with gt.tensor(data)"
         )
     if not isinstance(placements, ShardingSpec):
-        require_mesh(mesh)
+        mesh = require_mesh(mesh or current_mesh())
     return _laid_out(x, mesh, placements)
 
 
 @ends_on_users_line
-def shard(x: torch.Tensor, mesh: DeviceMesh, dim: int = 0) -> Tensor:
-    """A copy of a tensor with one dim cut over all of a mesh, in the order of its axes."""
-    return distribute(x, mesh, [Shard(dim)] * len(require_mesh(mesh).shape))
+def shard(x: torch.Tensor, mesh: DeviceMesh | None = None, dim: int = 0) -> Tensor:
+    """A copy of a tensor with one dim cut over all of a mesh, or of the open one, in the order of its axes.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> gt.shard(torch.ones(4, 6), gt.mesh(2), dim=1).shards()[0].shape
+    (4, 3)
+    """
+    own = require_mesh(mesh or current_mesh())
+    return distribute(x, own, [Shard(dim)] * len(own.shape))
 
 
 @ends_on_users_line
-def replicate(x: torch.Tensor, mesh: DeviceMesh) -> Tensor:
-    """A copy of a tensor that is whole on every worker of a mesh."""
-    return distribute(x, mesh, [Replicate()] * len(require_mesh(mesh).shape))
+def replicate(x: torch.Tensor, mesh: DeviceMesh | None = None) -> Tensor:
+    """A copy of a tensor that is whole on every worker of a mesh, or of the open one.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> gt.replicate(torch.ones(4, 6), gt.mesh(2)).spec.is_whole
+    True
+    """
+    return distribute(x, mesh)
 
 
 zeros, ones, full, empty = _on_gt(torch.zeros), _on_gt(torch.ones), _on_gt(torch.full), _on_gt(torch.empty)
@@ -245,7 +276,12 @@ def tensor(
     placements: Placements | None = None,
 ) -> Tensor:
     """A new tensor with a copy of the data, as torch.tensor. `device` is ignored; `mesh` and `placements` give the
-    layout."""
+    layout.
+
+    >>> x = gt.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    >>> x.sum().item()
+    10.0
+    """
     dtype = dtype_of(dtype)
     if isinstance(data, Tensor):
         copy: Any = data.detach().clone() if dtype is None else data.detach().to(dtype, copy=True)
@@ -265,7 +301,14 @@ def as_tensor(
     mesh: DeviceMesh | None = None,
     placements: Placements | None = None,
 ) -> Tensor:
-    """The data on GT: itself if it is a GT tensor of that dtype."""
+    """The data on GT: itself if it is a GT tensor of that dtype.
+
+    >>> x = gt.ones(2)
+    >>> gt.as_tensor(x) is x, gt.as_tensor([1, 2]).tolist()
+    (True, [1, 2])
+
+    `gt.asarray` is the same function.
+    """
     dtype = dtype_of(dtype)
     if isinstance(data, Tensor):
         return _laid_out(data if dtype is None else data.to(dtype), mesh, placements)  # type: ignore[arg-type]
@@ -280,7 +323,12 @@ def from_numpy(
     mesh: DeviceMesh | None = None,
     placements: Placements | None = None,
 ) -> Tensor:
-    """A copy of an array on GT. Unlike torch.from_numpy it does not share memory: a worker may be elsewhere."""
+    """A copy of an array on GT. Unlike torch.from_numpy it does not share memory: a worker may be elsewhere.
+
+    >>> import numpy as np
+    >>> gt.from_numpy(np.arange(3)).tolist()
+    [0, 1, 2]
+    """
     return _laid_out(torch.from_numpy(array), mesh, placements).requires_grad_(requires_grad)  # type: ignore[return-value]
 
 
@@ -288,14 +336,27 @@ asarray = as_tensor
 
 
 def manual_seed(seed: int) -> torch.Generator:
-    """Seed random ops. Their keys are drawn from torch's generator, so torch.manual_seed does the same."""
+    """Seed random ops. Their keys are drawn from torch's generator, so torch.manual_seed does the same.
+
+    >>> seeded = gt.manual_seed(0)
+    >>> x = gt.randn(3)
+    >>> seeded = gt.manual_seed(0)
+    >>> torch.equal(x, gt.randn(3))
+    True
+    """
     return torch.manual_seed(seed)
 
 
 @ends_on_users_line
 def to(what: Any) -> Any:
     """Move a tensor, or a module in place with its parameters and buffers; tied weights stay tied. A module is laid out
-    as the `model` section of the configuration says."""
+    as the `model` section of the configuration says.
+
+    >>> model = gt.to(torch.nn.Linear(3, 2))
+    >>> x = gt.to(torch.ones(4, 3))
+    >>> model(x).shape
+    torch.Size([4, 2])
+    """
     if isinstance(what, Tensor):
         what._ref.session.require_open()
     if isinstance(what, torch.Tensor):

@@ -9,20 +9,27 @@ import torch
 from gt.client.call_sites import Site
 from gt.core.messages import Failure, Gathered, Lost, NotCompiled
 
+_TRACEBACK = "  Traceback of the "
+
 
 def describe_failure(failure: Failure, site: Site) -> str:
     """A failure for the exception that a read of its result raises."""
     lines = [
-        _quote(site),
+        quote(site),
         f"  issued {failure.op}({', '.join(failure.inputs)}), which failed {where_it_failed(failure)}:",
         f"  {failure.kind}: {failure.message}",
-        f"  Traceback of the {'worker' if failure.worker >= 0 else 'dispatcher'}:",
+        f"{_TRACEBACK}{'worker' if failure.worker >= 0 else 'dispatcher'}:",
         *[f"    {text}" for text in failure.traceback.rstrip().splitlines()],
     ]
     return "\n".join(lines)
 
 
-def _quote(site: Site) -> str:
+def without_traceback(text: str) -> str:
+    """The description of a failure without the worker's traceback: the user's line, the op and the error."""
+    return text.partition(f"\n{_TRACEBACK}")[0]
+
+
+def quote(site: Site) -> str:
     """A line of the program, as in a traceback."""
     file, line, function = site
     source = linecache.getline(file, line).strip()
@@ -73,7 +80,7 @@ def describe_loss(lost: Lost, how_it_ended: str, site: Site | None = None) -> st
     """`site`: the line whose op exchanged tensors with the worker when it was lost."""
     ending = how_it_ended or lost.reason
     last = f"its last op was {lost.last_op}" if lost.last_op else "it had not run an op"
-    issued = "" if site is None else f"{_quote(site)}\n  needed a worker that was lost:\n  "
+    issued = "" if site is None else f"{quote(site)}\n  needed a worker that was lost:\n  "
     return (
         f"{issued}worker {lost.worker} (pid {lost.pid}) {ending}; {last}. The tensors it held are lost; those of other "
         f"workers can still be read, and gt.recover(model) brings back weights that others hold too. Start again with "

@@ -9,7 +9,7 @@ import torch
 
 from gt.client.torch_patches.dispatch_modes import UntracedMode, current_dispatch_modes
 from gt.client.torch_patches.op_registry import schema_of
-from gt.sharding.placements import Layout
+from gt.sharding.placements import Layout, OpRequest
 
 _LIFT = torch.ops.aten.lift_fresh.default
 
@@ -21,12 +21,12 @@ class FactoryMode(UntracedMode):
     def __init__(self, cls: type[torch.Tensor], layout: Layout | None = None) -> None:
         super().__init__()
         self._cls: Any = cls
-        self._layout = layout
+        self._request = OpRequest(layout) if layout is not None else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _is_lift(func, args) or (not types and _is_factory(func) and _is_host(kwargs.get("device"))):
-            return self._cls.__torch_dispatch__(func, types, args, kwargs, self._layout)
+            return self._cls.__torch_dispatch__(func, types, args, kwargs, self._request)
         return func(*args, **kwargs)
 
 

@@ -33,7 +33,9 @@ from gt.core.messages import (
     Uploaded,
     Waiting,
 )
+from gt.core.progress import ProgressDisplay
 from gt.wire.client_channel import ClientChannel, Received
+from gt.wire.long_waits import LongWait
 
 log = logging.getLogger("gt.client")
 sharding_log = logging.getLogger("gt.sharding")
@@ -46,15 +48,21 @@ REMEMBERED = 1024  # failures that other workers may still report
 
 class Inbox:
     """`failures` are those of ops that no read has shown yet. `note_workers` is called when workers come and go. Of the
-    threads that wait, one receives for all."""
+    threads that wait, one receives for all. Long waits are shown by the `display`; without one they are explained on
+    stderr every 10 s."""
 
     def __init__(
-        self, channel: ClientChannel, sites: Sites, note_workers: Callable[[Joined | Lost], None] = lambda _: None
+        self,
+        channel: ClientChannel,
+        sites: Sites,
+        note_workers: Callable[[Joined | Lost], None] = lambda _: None,
+        display: ProgressDisplay | None = None,
     ) -> None:
         self.failures: list[Failure] = []
         self._channel = channel
         self._sites = sites
         self._note_workers = note_workers
+        self._display = display
         self._answers: dict[int, Received] = {}
         self._turn = threading.RLock()  # held by the thread that receives
         self._receiving = False
@@ -68,7 +76,7 @@ class Inbox:
 
     def wait(self, request: int, seconds: float = math.inf) -> Received:
         """The answer to a request. Raises the error that made an answer impossible, and TimeoutError after so many
-        seconds. A long wait is explained on stderr."""
+        seconds. A person is told of a long wait."""
         found = self._answers.pop(request, None)
         if found is None:
             try:
@@ -82,19 +90,21 @@ class Inbox:
     def _wait(self, request: int, seconds: float) -> Received:
         start = time.monotonic()
         notice = start + NOTICE_SECONDS
-        while True:
-            self._receive_for_all(request)
-            found = self._answers.pop(request, None)
-            if found is not None:
-                return found
-            if self._refused:
-                raise ProtocolError(self._refused)
-            now = time.monotonic()
-            if now - start > seconds:
-                raise TimeoutError
-            if now > notice:
-                self._explain(now - start)
-                notice = now + NOTICE_SECONDS
+        with LongWait(self._display) as wait:
+            while True:
+                self._receive_for_all(request)
+                found = self._answers.pop(request, None)
+                if found is not None:
+                    return found
+                if self._refused:
+                    raise ProtocolError(self._refused)
+                now = time.monotonic()
+                if now - start > seconds:
+                    raise TimeoutError
+                wait.tell(self._describe_wait)
+                if now > notice and self._display is None:
+                    self._explain(now - start)
+                    notice = now + NOTICE_SECONDS
 
     def require_accepted(self) -> None:
         """Raises ProtocolError if the dispatcher has refused an instruction."""
@@ -222,6 +232,9 @@ class Inbox:
         if isinstance(answer, Rejected):
             raise ProtocolError(answer.reason)
         return found
+
+    def _describe_wait(self) -> str:
+        return f"waiting {self._status or 'for the workers'}"
 
     def _explain(self, seconds: float) -> None:
         reason = self._status or "the server has not said for whom"

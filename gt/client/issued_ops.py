@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gt.client.session import Session
 from gt.core.message_events import Captured, MonitorEvent, OpIssued, WorkerRan, WorkerSampled
-from gt.core.messages import Instruction, Ran, RunOp
+from gt.core.messages import Instruction, RunOp
 
 
 class IssuedOps:
@@ -39,21 +39,13 @@ class SessionCaptures:
         self._issued = IssuedOps(session)
 
     def begin(self, limit: int) -> None:
-        self._session.read_timeline(limit)
+        self._recording = self._session.recordings.begin(limit)
         self._issued.begin(limit)
 
     def end(self, seconds: float) -> Captured:
         events = self._issued.end()
-        dropped = 0
-        found = True
-        while found:
-            found = False
-            for timeline in self._session.read_timeline(0).workers:
-                events += [self._ran(timeline.worker, ran) for ran in timeline.ran]
-                events += [WorkerSampled(timeline.worker, when, nbytes) for when, nbytes in timeline.memory]
-                dropped += timeline.dropped
-                found = found or bool(timeline.ran)
-        return Captured(events, dropped, ())
-
-    def _ran(self, worker: int, ran: Ran) -> WorkerRan:
-        return WorkerRan(worker, ran, self._session.sites.text(ran.site) if ran.site else "")
+        recording, text = self._recording, self._session.sites.text
+        self._session.recordings.end(recording)
+        events += [WorkerRan(worker, ran, text(ran.site) if ran.site else "") for worker, ran in recording.ran]
+        events += [WorkerSampled(*sample) for sample in recording.memory]
+        return Captured(events, recording.dropped, ())

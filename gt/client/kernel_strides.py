@@ -189,6 +189,12 @@ def _preserved(name: str = "self") -> StrideRule:
     return rule
 
 
+def _absolute(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> Sequence[Strides | None]:
+    """Absolute values of complex numbers have another dtype: torch makes a tensor like the argument and fills it."""
+    rule = _preserved() if arguments["self"].is_complex() else _iterated
+    return rule(arguments, results)
+
+
 def _batch_norm(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
     """Images that are row-major stay so, also those of one channel, which are channels-last too."""
     source = arguments["input"]
@@ -322,6 +328,7 @@ _RULES: dict[str, StrideRule] = {
     "_to_copy": _preserved(),
     "_unsafe_index_put": _preserved(),
     "_unsafe_masked_index_put_accumulate": _preserved(),
+    "abs": _absolute,
     "angle": _angle,
     "batch_norm_backward": _batch_norm,
     "binary_cross_entropy": _preserved(),

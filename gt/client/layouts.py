@@ -8,15 +8,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from gt.client import active_session
+from gt.client.session_reads import locate
 from gt.client.storage import TensorRef
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
 from gt.sharding.boxes import Shape, box_elements, box_shape
+from gt.sharding.placements import Placement, placements_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec, local_box
 
 
 class LocalShard(NamedTuple):
-    """The part of a tensor that one worker holds."""
+    """The part of a tensor that one worker holds.
+
+    >>> gt.ones(2, 3).shards()[0]
+    LocalShard(slice=(slice(0, 2, None), slice(0, 3, None)), shape=(2, 3), bytes=24)
+    """
 
     slice: tuple[slice, ...]
     shape: Shape
@@ -27,7 +33,12 @@ class LocalShard(NamedTuple):
 def mesh(
     shape: int | Sequence[int], axis_names: Sequence[str] = (), workers: Sequence[int] = (), name: str = ""
 ) -> DeviceMesh:
-    """A grid of workers: `gt.mesh((2, 4), ("dp", "tp"))`. Without `workers` it takes the first connected ones."""
+    """A grid of workers: `gt.mesh((2, 4), ("dp", "tp"))`. Without `workers` it takes the first connected ones.
+
+    >>> gt.init(workers=4, mode="virtual")
+    >>> gt.mesh((2, 2), ("dp", "tp")).coordinate(3)
+    (1, 1)
+    """
     sizes = _mesh_sizes(shape)
     connected = [info.worker for info in active_session.current().workers]
     count = math.prod(sizes)
@@ -55,7 +66,27 @@ def _mesh_sizes(shape: Any) -> list[int]:
 
 def read_layout(ref: TensorRef) -> ShardingSpec:
     """The layout of a tensor, which the dispatcher is asked for."""
-    return ref.session.locate(ref)
+    return locate(ref)
+
+
+class Topology(NamedTuple):
+    """Where a tensor is: its mesh, a placement for each axis of the mesh, and the coordinate of each worker.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> mesh = gt.mesh(2, ("x",))
+    >>> gt.shard(torch.ones(4), mesh).topology.placements
+    (Shard(dim=0),)
+    """
+
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    coordinates: dict[int, Shape]
+
+
+def read_topology(ref: TensorRef) -> Topology:
+    """The layout of a tensor, in the words of DTensor and TT-NN."""
+    spec = read_layout(ref)
+    return Topology(spec.mesh, placements_of(spec), spec.mesh.coordinates())
 
 
 def read_shards(ref: TensorRef) -> dict[int, LocalShard]:

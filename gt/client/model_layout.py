@@ -12,6 +12,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from gt.client import active_session, scope_stack
+from gt.client.activation_layouts import ActivationLayout, InputHook, OutputHook
 from gt.client.cached_calls import rebind
 from gt.client.gather_hooks import GatherHook, ParameterPlace
 from gt.client.storage import Storage, StorageView, TensorRef
@@ -20,7 +21,7 @@ from gt.client.torch_patches.nn_modules import own_buffers, own_parameters
 from gt.core.errors import SignalError, nearest
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.signals.checks import REST
-from gt.signals.config import ModelConfig, ModuleEntry, ParameterEntry, at
+from gt.signals.config import ModelConfig, ModuleEntry, OutputEntry, ParameterEntry, at
 from gt.signals.registry import registry
 from gt.signals.resolution import resolve_mesh, resolve_spec
 
@@ -33,13 +34,23 @@ def apply_model_config(module: torch.nn.Module, placed: Iterable[torch.Tensor] =
     """Lay out a module whose tensors are on GT, and hook its parts, if the configuration has a `model` section. Tensors
     that are `placed` have their layouts already."""
     config = registry.current().model
-    _unhook(module)
+    unhook(module)
     if config is None:
         return
     _warn_of_unmatched(module, config)
     if not active_session.current().embedded:
         _lay_out(module, config, {id(tensor) for tensor in placed})
+    apply_hooks(module)
+
+
+def apply_hooks(module: torch.nn.Module) -> None:
+    """Hook the parts of a module that the configuration names; its parameters stay as they are."""
+    config = registry.current().model
+    if config is None:
+        return
+    if not active_session.current().embedded:
         _hook_gathers(module, config)
+        _hook_activations(module, config)
     _hook_scopes(module, config)
 
 
@@ -80,6 +91,13 @@ def _lay_out(module: torch.nn.Module, config: ModelConfig, placed: set[int]) -> 
                 laid_out[id(ref)] = ref.storage, moved.storage
         for tensor in tensors:
             rebind(tensor, moved)
+
+
+def place_parameter(tensor: Tensor, spec: ShardingSpec) -> None:
+    """Give a tensor that is like a parameter, such as an optimizer's state, a layout."""
+    ref = tensor._ref
+    if ref is ref.storage:
+        ref.session.place(ref.storage, spec)
 
 
 def _mesh(config: ModelConfig) -> DeviceMesh | None:
@@ -182,13 +200,38 @@ def _hook_scopes(module: torch.nn.Module, config: ModelConfig) -> None:
         )
 
 
+def _hook_activations(module: torch.nn.Module, config: ModelConfig) -> None:
+    """Hook the model whose inputs the section lays out, and the parts whose results it lays out."""
+    mesh = _mesh(config)
+    if mesh is None:
+        return
+    if config.inputs is not None:
+        hook = InputHook(ActivationLayout(config.inputs, mesh))
+        _hooks.setdefault(module, []).append(module.register_forward_pre_hook(hook, with_kwargs=True))
+    for name, part in module.named_modules():
+        entry = config.output_for(name)
+        if entry is not None:
+            layout = ActivationLayout(entry.dims, mesh)
+            _hooks.setdefault(part, []).append(part.register_forward_hook(OutputHook(layout)))
+
+
 def _hook_gathers(module: torch.nn.Module, config: ModelConfig) -> None:
     """Hook the parts whose parameters the configuration cuts, and the modules around them. These hooks come before
     those that leave scopes, since scopes say whether copies are dropped."""
     mesh = _mesh(config)
-    if mesh is None or mesh.size == 1:
-        return
-    hooks = {part: GatherHook(list(_cut_places(config, name, part))) for name, part in module.named_modules()}
+    if mesh is not None and mesh.size > 1:
+        _hook_places({part: list(_cut_places(config, name, part)) for name, part in module.named_modules()})
+
+
+def hook_all_gathers(module: torch.nn.Module) -> None:
+    """Hook all parts, as if all their parameters were cut."""
+    tables = {part: (own_parameters(part), own_buffers(part)) for part in module.modules()}
+    _hook_places({part: [ParameterPlace(t, key) for t in own for key in t] for part, own in tables.items()})
+
+
+def _hook_places(places: dict[torch.nn.Module, list[ParameterPlace]]) -> None:
+    """Hook the parts whose parameters are at these places, and the modules around them."""
+    hooks = {part: GatherHook(own) for part, own in places.items()}
     for part, hook in hooks.items():
         hook.inner = frozenset(hooks[inside] for inside in part.modules() if inside is not part)
         if hook.places or any(inside.places for inside in hook.inner):
@@ -221,7 +264,7 @@ def _is_cut(config: ModelConfig, name: str) -> bool:
     return entry is not None and any(dim for dim in entry.dims if dim != REST)
 
 
-def _unhook(module: torch.nn.Module) -> None:
+def unhook(module: torch.nn.Module) -> None:
     for part in module.modules():
         _gather_hooks.pop(part, None)
         for hook in _hooks.pop(part, []):
@@ -234,11 +277,13 @@ def _warn_of_unmatched(module: torch.nn.Module, config: ModelConfig) -> None:
     parts = [name for name, _ in module.named_modules()]
     used_specs = {entry.pattern for entry in map(config.spec_for, tensors) if entry is not None}
     used_scopes = {entry.pattern for entry in map(config.scope_for, parts) if entry is not None}
-    unused: list[tuple[ParameterEntry | ModuleEntry, str, list[str]]] = [
+    used_outputs = {entry.pattern for entry in map(config.output_for, parts) if entry is not None}
+    unused: list[tuple[ParameterEntry | ModuleEntry | OutputEntry, str, list[str]]] = [
         *[(entry, "parameter", tensors) for entry in config.parameters if entry.pattern not in used_specs],
         *[(entry, "module", parts) for entry in config.modules if entry.pattern not in used_scopes],
+        *[(entry, "module", parts) for entry in config.outputs if entry.pattern not in used_outputs],
     ]
-    for entry, kind, names in unused if used_specs or used_scopes else []:
+    for entry, kind, names in unused if used_specs or used_scopes or used_outputs else []:
         log.warning(
             "%s%r decides about no %s; %s", at(entry.source), entry.pattern, kind, nearest(entry.pattern, names)
         )

@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
+from gt.client import active_session
 from gt.client.factory_mode import FactoryMode, is_factory_mode_on
 from gt.client.subclasses import on_gt
 from gt.client.tensor import Tensor, to_gt
 from gt.client.torch_patches.nn_modules import mark_parameter, own_buffers, own_parameters, patch_lazy_construction
+from gt.core.readable_units import print_bytes
 from gt.sharding.spec import ShardingSpec
+from gt.wire.long_waits import LongWait
 
 
 def move_module(module: torch.nn.Module, layouts: Mapping[int, ShardingSpec] | None = None) -> list[torch.Tensor]:
@@ -23,12 +26,22 @@ def move_module(module: torch.nn.Module, layouts: Mapping[int, ShardingSpec] | N
     values = {id(value): value for table in tables for value in table.values() if value is not None}
     data = _move_shared([value for value in values.values() if _may_share(value)])
     layouts = {ident: layout for ident, layout in (layouts or {}).items() if ident in values and ident not in data}
-    moved = {ident: move_tensor(value, data.get(ident), layouts.get(ident)) for ident, value in values.items()}
+    moved: dict[int, torch.Tensor] = {}
+    with LongWait(active_session.current().display) as wait:
+        for ident, value in values.items():
+            moved[ident] = move_tensor(value, data.get(ident), layouts.get(ident))
+            wait.tell(lambda: _describe_moved(list(values.values()), len(moved)))
     for table in tables:
         for name, value in table.items():
             if value is not None:
                 table[name] = moved[id(value)]
     return [moved[ident] for ident in layouts]
+
+
+def _describe_moved(values: Sequence[torch.Tensor], count: int) -> str:
+    sizes = [0 if is_lazy(value) else value.numel() * value.itemsize for value in values]
+    done, total = print_bytes(sum(sizes[:count])), print_bytes(sum(sizes))
+    return f"moving a model: {count} of {len(values)} tensors, {done} of {total}"
 
 
 def _may_share(value: torch.Tensor) -> bool:

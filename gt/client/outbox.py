@@ -13,6 +13,7 @@ from operator import attrgetter
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
+from gt.client.call_log import CallLog
 from gt.client.interrupts import CriticalSection, is_inside
 from gt.client.segment_matcher import SegmentMatcher
 from gt.client.storage import Storage, TensorRef, collect_into, is_collected_into
@@ -48,7 +49,7 @@ class Outbox:
 
     `collect` takes the answers of workers in this process, which are complete when a batch was sent; `pace` blocks
     if other workers are too far behind; `break_off` is called when a batch was sent in part. The `matcher` finds
-    repeated runs of ops in a batch.
+    repeated runs of ops in a batch, and the `call_log`, if there is one, shows what is sent.
 
     `collected` gets the storages that are no longer referenced, at any point of any thread. A recorder of `gt.compile`
     has them held there until it has noted them, and passes them on with `pass_on`.
@@ -61,6 +62,7 @@ class Outbox:
         pace: Callable[[int], None],
         break_off: Callable[[str], None],
         matcher: SegmentMatcher,
+        call_log: CallLog | None = None,
     ) -> None:
         self.lock = threading.RLock()
         self.tape: deque[Instruction] = deque(maxlen=TAPE)
@@ -70,6 +72,7 @@ class Outbox:
         self._pace = pace
         self._break_off = break_off
         self._matcher = matcher
+        self._call_log = call_log
         self._uploads: dict[int, Upload] = {}
         self.collected: deque[Storage] = deque()
         self._dead = self.collected  # storages to free: another deque while a recorder holds those that are collected
@@ -260,7 +263,8 @@ class Outbox:
                     self.queue.extendleft(reversed(rest))
                 del batch[-len(rest) :]
             self.tape.extend(batch)
-            log.debug("sending %d instructions and %d tensors", len(compressed), len(uploads))
+            if self._call_log is not None:
+                self._call_log.note_batch(compressed, len(uploads))
             if compressed:
                 self._channel.send(compressed, uploads)
             if not self._channel.is_asynchronous:

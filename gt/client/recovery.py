@@ -16,6 +16,7 @@ from gt.client.cached_calls import wrap
 from gt.client.factory_mode import FactoryMode
 from gt.client.optimizer_step_hooks import NOT_KEPT, ON_WORKERS, OptimizerStep, StepHistory
 from gt.client.session import Session
+from gt.client.session_reads import fetch, locate, read_versions
 from gt.client.storage import Storage
 from gt.client.tensor import Tensor
 from gt.core.errors import GTError, RecoveryError, WorkerLost
@@ -71,6 +72,22 @@ def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
     optimizer has done a step, all values are of one point of the program. Every value is read, and laid out anew over
     the connected workers. Writes between that step and the failed one are dropped, with a warning that names
     their tensors. Gradients without a value become None.
+
+    >>> model = gt.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> def step(rows):
+    ...     optimizer.zero_grad()
+    ...     model(gt.ones(3, 2)[gt.tensor(rows)]).sum().backward()
+    ...     optimizer.step()
+    >>> step([0, 1])
+    >>> before = model.weight.tolist()
+    >>> step([7])  # out of range: a worker finds out later
+    >>> try:
+    ...     model.weight.tolist()
+    ... except (gt.OpError, gt.WorkerLost):
+    ...     gt.recover(model, optimizer)
+    >>> model.weight.tolist() == before
+    True
     """
     _require_on_workers(targets)
     optimizers = [target for target in targets if isinstance(target, Optimizer)]
@@ -80,7 +97,7 @@ def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
     for session in {storage.session for _, storage, _ in found.values()}:
         with contextlib.suppress(WorkerLost):  # so that the dispatcher has noted lost workers
             session.wait_for_work()
-        spans = session.read_versions([storage for _, storage, _ in found.values()])
+        spans = read_versions(session, [storage for _, storage, _ in found.values()])
         parameters = {id(parameter._ref.storage) for target in targets for parameter in _parameters(target)}
         known = [
             RecoveryTarget(name, storage, span, id(storage) in parameters, entry)
@@ -119,7 +136,7 @@ def _recover_session(session: Session, targets: Sequence[RecoveryTarget], optimi
     """Restore the tensors and optimizers of one session to the last point that can be read."""
     point = _last_point(session, targets, optimizers)
     try:
-        values = [(target.storage, session.fetch(target.storage, version)) for target, version in point.versions]
+        values = [(target.storage, fetch(target.storage, version)) for target, version in point.versions]
     except GTError as error:
         raise RecoveryError(f"gt.recover cannot read what it would bring back; load a checkpoint. {error}") from error
     for storage, value in values:
@@ -150,7 +167,7 @@ def _warn_of_dropped_writes(point: RecoveryPoint, histories: Sequence[StepHistor
 def _drop_gradients(session: Session, parameters: Sequence[Tensor]) -> None:
     """Set gradients without a value to None: a later backward would add to them and fail."""
     with_gradients = [parameter for parameter in parameters if isinstance(parameter.grad, Tensor)]
-    spans = session.read_versions([parameter.grad._ref.storage for parameter in with_gradients])  # type: ignore[union-attr]
+    spans = read_versions(session, [parameter.grad._ref.storage for parameter in with_gradients])  # type: ignore[union-attr]
     for parameter, span in zip(with_gradients, spans, strict=True):
         if not span.since or span.until:
             parameter.grad = None
@@ -257,7 +274,7 @@ def _cause(session: Session, targets: Sequence[RecoveryTarget]) -> GTError | Non
     for target in targets:
         if not target.span.since or target.span.until:
             try:
-                session.fetch(target.storage, CURRENT)
+                fetch(target.storage, CURRENT)
             except GTError as error:
                 return error
     return None
@@ -311,7 +328,7 @@ def _restore(storage: Storage, value: torch.Tensor) -> None:
     session = storage.session
     layout = None
     with contextlib.suppress(GTError):  # its layout may be lost: the first op that uses it places it
-        layout = session.locate(storage)
+        layout = locate(storage)
     if value.stride() == storage.geometry.stride:
         fresh = session.upload(value, layout, is_operand=True)
     else:

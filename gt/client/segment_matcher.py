@@ -24,6 +24,7 @@ from gt.core.messages import (
     FreeTensors,
     Instruction,
     NoteGradient,
+    PlaceTensor,
     RunOp,
 )
 from gt.core.settings import HotPathSettings
@@ -35,7 +36,7 @@ MAX_TEMPLATES = 4  # segments of the same ops with other patterns of tensors
 MAX_DEVIATIONS = 256  # reasons and lines that are counted
 MAX_TENSORS = 1 << 11  # inputs and outputs of a segment's ops
 
-Interleaved: TypeAlias = FreeTensors | NoteGradient | BeginModule | DropCopies
+Interleaved: TypeAlias = FreeTensors | NoteGradient | BeginModule | DropCopies | PlaceTensor
 """An instruction that does not end a run of ops. A FreeTensors is delayed to the end of a segment, the others are sent
 with it."""
 

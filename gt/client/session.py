@@ -1,4 +1,4 @@
-"""A program's session with a dispatcher: ids, definitions, uploads, reads and its end."""
+"""A program's session with a dispatcher: ids, definitions, uploads, requests and its end."""
 
 from __future__ import annotations
 
@@ -6,73 +6,67 @@ import contextlib
 import functools
 import itertools
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from gt.client.cached_calls import CachedCall
+from gt.client.call_log import open_call_log
 from gt.client.call_sites import Site, Sites
+from gt.client.command_recordings import CommandRecordings
 from gt.client.error_text import describe_failure, describe_unread
 from gt.client.flow_control import FlowControl
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
 from gt.client.host_data import payload, strided
 from gt.client.inbox import Inbox
-from gt.client.interrupts import CriticalSection, require_outside
+from gt.client.interrupts import require_outside
 from gt.client.outbox import Outbox
-from gt.client.part_assembly import assemble, write_parts
+from gt.client.part_assembly import write_parts
 from gt.client.rule_inference import RuleInference
 from gt.client.scope_resolver import ScopeResolver
 from gt.client.scope_stack import in_use
 from gt.client.segment_matcher import SegmentMatcher
 from gt.client.storage import ROOT, Storage, TensorRef
+from gt.client.traffic_recordings import TrafficRecordings
 from gt.client.upload_cache import MAX_BYTES, UploadCache
 from gt.core.errors import GTError, OpError, SessionError
 from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
 from gt.core.message_events import Captures
 from gt.core.messages import (
-    CURRENT,
     ByteRange,
     CreateTensor,
     DefineOp,
     DefineSite,
     Failure,
-    FetchTensor,
     ForgetOps,
     Goodbye,
     Instruction,
     Joined,
-    Located,
-    LocateTensor,
     Lost,
-    MemoryRead,
-    MoreRoomNeeded,
+    PlaceTensor,
     Queried,
-    ReadMemory,
-    ReadStats,
     ReadTimeline,
     ReadTraffic,
-    ReadVersions,
     Redistribute,
     RunOp,
     RunSegment,
-    StatsRead,
     Synchronize,
-    TensorRead,
     TimelineRead,
     TrafficRead,
-    VersionSpan,
-    VersionsRead,
     Welcome,
 )
 from gt.core.meta import dense_strides, is_dense
+from gt.core.progress import ProgressDisplay
+from gt.core.readable_units import print_bytes
 from gt.core.segments import SegmentBody
 from gt.core.settings import DEFAULT_HOT_PATH, HotPathSettings
 from gt.core.signatures import Input, Signature
 from gt.sharding.distinct_parts import distinct_parts
-from gt.sharding.spec import ShardingSpec, spec_of
+from gt.sharding.spec import ShardingSpec
 from gt.wire.client_channel import ClientChannel, Received, Upload, UploadWriter, as_buffer
-from gt.wire.codec import Buffer
+from gt.wire.long_waits import told_in_background
 from gt.wire.shared_memory import SHARE_BYTES
 
 MAX_CACHED_CALLS = 1 << 16
@@ -81,6 +75,7 @@ FORKED = (
     "this process was forked from one that uses GT, and a session belongs to one process; let the workers of a data "
     "loader return plain tensors and move these to GT in the parent, or use num_workers=0"
 )
+LARGE_UPLOAD = 1 << 28  # bytes of an upload that may take seconds
 FAREWELL_SECONDS = 2.0  # how long close() waits for work, to show its failures
 
 _Answer = TypeVar("_Answer")
@@ -91,9 +86,12 @@ class Session:
 
     - `workers`: the connected workers, as far as the dispatcher has reported
     - `alone`: the session never had more than one worker; `embedded`: its only worker is in this process
-    - `cached_calls`: the calls that were inferred before, by op, geometries and constants
+    - `cached_calls`: the calls that were inferred before, by op, geometries and constants; `calls_inferred` counts them
     - `rule_inference`: infers calls that differ from inferred ones in sizes only
     - `scope_resolver`: finds the signal scope of each op; None if no op has one
+    - `computes`: False if ops are only planned, so that no tensor has a value
+    - `display`: shows a person how long waits go on; None if nobody looks
+    - `call_log`: writes the table of GT_DEBUG_CLIENT; None if nobody reads it
     """
 
     def __init__(
@@ -102,6 +100,9 @@ class Session:
         welcome: Welcome,
         auto_shard: bool | None = None,
         hot_path: HotPathSettings = DEFAULT_HOT_PATH,
+        display: ProgressDisplay | None = None,
+        *,
+        computes: bool = True,
     ) -> None:
         first = welcome.ident << SESSION_SHIFT
         self.welcome = welcome
@@ -109,27 +110,35 @@ class Session:
         self.ids = itertools.count(first + 1)
         self.alone = len(welcome.workers) == 1
         self.embedded = self.alone and not channel.is_asynchronous
+        self.computes = computes
         self.on_cpu = all(worker.device == "cpu" for worker in welcome.workers)
         self.scope_resolver: ScopeResolver | None = None
         self.cached_calls: dict[tuple[Any, ...], Any] = {}
+        self.calls_inferred = 0
         self.rule_inference = RuleInference()
         self.signatures: dict[int, Signature] = {}
         self.segment_bodies: dict[int, SegmentBody] = {}  # of the segments that gt.compile has defined
         self.closed_because = ""  # the reason, if the session is closed
         self.quiet_threads = 1  # of this process that never make an op: the one that flushes, and those of the monitor
         self.captures: Captures | None = None  # set by the launcher, which knows where the dispatcher runs
-        self.is_recording = False  # whether the workers record the commands they run
+        self.recordings = CommandRecordings(self._read_timeline)
+        self.traffic_recordings = TrafficRecordings(self._read_traffic)
         self.is_traced = False  # whether gt.compile records the instructions of a call
+        self.check_value: Callable[[torch.Tensor], None] | None = None  # called with each value that is read
         self.is_measuring = False  # whether the workers record the memory of tensors
         self.sites = Sites(self._define_site)
+        self.call_log = open_call_log(self.sites, lambda: self.signatures)
         self.upload_cache = UploadCache(self._upload_operand)
-        self.inbox = Inbox(channel, self.sites, self._note_workers)
+        self.display = display
+        self.inbox = Inbox(channel, self.sites, self._note_workers, display)
         self._flow_control = FlowControl(self._request_synchronization, self.inbox.wait)
         self._op_ids = itertools.count(first + 1)
         self.matcher = SegmentMatcher(hot_path, self.new_op_id, lambda: self.signatures)
-        self.outbox = Outbox(channel, self.inbox.collect, self._flow_control.count, self._break_off, self.matcher)
+        self.outbox = Outbox(
+            channel, self.inbox.collect, self._flow_control.count, self._break_off, self.matcher, self.call_log
+        )
         self._auto_shard = auto_shard
-        self._channel = channel
+        self.channel = channel
         self._query_ids = itertools.count(first + FIRST_QUERY_ID, MAX_RESULTS)
         self._ended = False
         if in_use() or (not self.alone and auto_shard is not False):
@@ -176,6 +185,7 @@ class Session:
 
     def cache_call(self, key: tuple[Any, ...], call: CachedCall | tuple[int, Geometry]) -> None:
         """Keep an inferred call; when there are too many, forget all and start again."""
+        self.calls_inferred += 1
         if len(self.cached_calls) >= MAX_CACHED_CALLS:
             *old, newest = self.signatures
             self.matcher.clear()
@@ -220,10 +230,17 @@ class Session:
         byte_range = ByteRange("", geometry.nbytes)
         record = layout.record() if layout is not None else None
         instruction = CreateTensor(storage.id, geometry.meta(), byte_range, record, self.sites.current())
-        if geometry.nbytes >= SHARE_BYTES and self._channel.is_asynchronous:
+        if geometry.nbytes >= SHARE_BYTES and self.channel.is_asynchronous:
             self.inbox.collect_now()  # an answer may tell that the memory of an earlier upload is free
-        self.outbox.emit_upload(instruction, data, at_once=geometry.nbytes > MAX_BYTES)
+        with self._told_of_upload(geometry.nbytes):
+            self.outbox.emit_upload(instruction, data, at_once=geometry.nbytes > MAX_BYTES)
         return storage if partial is None else self.redistribute(storage, partial)
+
+    def _told_of_upload(self, nbytes: int) -> contextlib.AbstractContextManager[None]:
+        """Tells a person of an upload that may take long. Others are not worth a thread."""
+        if self.display is None or nbytes < LARGE_UPLOAD:
+            return contextlib.nullcontext()
+        return told_in_background(self.display, lambda: f"uploading {print_bytes(nbytes)}")
 
     def _bytes_of(self, plain: torch.Tensor, layout: ShardingSpec | None) -> Upload:
         """The bytes of an upload: the boxes of its layout one after another."""
@@ -236,40 +253,7 @@ class Session:
     def _upload_operand(self, tensor: torch.Tensor) -> Storage:
         return self.upload(tensor, is_operand=True)
 
-    # Reads
-
-    def fetch(self, ref: TensorRef, version: int = CURRENT) -> torch.Tensor:
-        """The value of a tensor as a plain one; waits until it is computed. `version` selects an earlier value."""
-        self.require_open()
-        storage = ref if isinstance(ref, Storage) else self.derive(ref)
-        is_direct = self.embedded and version == CURRENT and not self.is_traced
-        if is_direct and (data := self._read_directly(storage)) is not None:
-            return assemble((data,), None, ref.geometry, is_shared=False)
-        nbytes = ref.geometry.nbytes
-        read = self._read(storage, version, nbytes)
-        if isinstance(read.answer, MoreRoomNeeded):
-            read = self._read(storage, version, read.answer.nbytes)
-        assert isinstance(read.answer, TensorRead)
-        layout = read.answer.layout
-        return assemble(read.buffers, None if layout is None else spec_of(layout), ref.geometry, read.is_shared)
-
-    def _read_directly(self, storage: Storage) -> Buffer | None:
-        """The bytes of a tensor of the worker in this process; None if a request is necessary."""
-        self.outbox.flush()
-        self.inbox.require_accepted()
-        with CriticalSection():
-            data = self._channel.read_directly(storage.id)
-        if data is not None:
-            self.outbox.tape.append(FetchTensor(0, storage.id))
-        return data
-
-    def _read(self, storage: Storage, version: int, nbytes: int) -> Received:
-        """Read a tensor, with room for so many bytes."""
-        request = next(self.ids)
-        site = self.sites.current()
-        place = ByteRange("", nbytes) if nbytes >= SHARE_BYTES else None
-        self.outbox.submit(lambda ids: FetchTensor(request, ids[0], version, site, place), [storage])
-        return self._answer(request)
+    # Tensors that are made of others
 
     def derive(self, ref: TensorRef) -> Storage:
         """The value of a view as a tensor of its own."""
@@ -295,73 +279,64 @@ class Session:
         self.outbox.submit(lambda ids: Redistribute(ids[0], storage.id, spec.record(), site), [source])
         return storage
 
-    def read_traffic(self, watch: bool) -> TrafficRead:
-        """The bytes moved between workers; `watch`: record collectives from now on."""
-        return self._ask(lambda request: ReadTraffic(request, watch), TrafficRead)
+    def place(self, storage: Storage, spec: ShardingSpec) -> None:
+        """Give a tensor another layout, for good; its value stays."""
+        site = self.sites.current()
+        self.outbox.submit(lambda ids: PlaceTensor(ids[0], spec.record(), site), [storage])
 
-    def read_stats(self) -> StatsRead:
-        """Counters of each worker, and the memory it holds."""
-        return self._ask(ReadStats, StatsRead)
+    # Requests
 
-    def read_memory(self, watch: bool) -> MemoryRead:
-        """The memory that tensors of this session took on each worker; `watch`: record it from now on."""
-        self.outbox.flush()  # frees the tensors that were collected
-        return self._ask(lambda request: ReadMemory(request, watch), MemoryRead)
-
-    def read_timeline(self, limit: int) -> TimelineRead:
-        """Take commands that the workers have recorded; `limit`: how many each may keep from now on."""
-        return self._ask(lambda request: ReadTimeline(request, limit), TimelineRead)
-
-    def read_query(self, request: int) -> Queried:
+    def read_query(self, request: int, site: int) -> Queried:
         """The answer to a QueryOp that was submitted."""
-        answer = self._answer(request).answer
+        answer = self.wait_for(request, site).answer
         assert isinstance(answer, Queried)
         return answer
-
-    def read_versions(self, storages: Sequence[Storage]) -> tuple[VersionSpan, ...]:
-        """For each tensor, the VersionSpan of its readable values."""
-        self.require_open()
-        request = next(self.ids)
-        self.outbox.submit(lambda ids: ReadVersions(request, ids), storages)
-        answer = self._answer(request).answer
-        assert isinstance(answer, VersionsRead)
-        return answer.spans
-
-    def locate(self, ref: TensorRef) -> ShardingSpec:
-        """The layout of a tensor; for a view, the layout that its value would have."""
-        storage = ref if isinstance(ref, Storage) else self.derive(ref)
-        request = next(self.ids)
-        self.outbox.submit(lambda ids: LocateTensor(request, ids[0]), [storage])
-        answer = self._answer(request).answer
-        assert isinstance(answer, Located)
-        return spec_of(answer.layout)
 
     def synchronize(self) -> None:
         """Wait for all work. Raises failures that no read has shown, so that none is lost."""
         self.require_open()
-        self.wait_for_work()
+        self.wait_for(self._request_synchronization(), self.sites.current() if self.recordings else 0)
         if failures := self.inbox.take_unread_failures():
             raise OpError("\n\n".join(map(self._describe, failures)))
 
     def wait_for_work(self) -> None:
         """Wait until every worker has run its commands. Raises WorkerLost if one is lost meanwhile; the dispatcher has
         noted the loss then."""
-        self._answer(self._request_synchronization())
+        self.answer(self._request_synchronization())
 
     def _describe(self, failure: Failure) -> str:
         return describe_failure(failure, self.sites.lookup(failure.site))
 
-    def _ask(self, make: Callable[[int], Instruction], kind: type[_Answer]) -> _Answer:
+    def ask(self, make: Callable[[int], Instruction], kind: type[_Answer]) -> _Answer:
         """The answer, of a kind, to the request that `make` makes of its number."""
         request = next(self.ids)
         self.outbox.emit(make(request))
-        answer = self._answer(request).answer
+        answer = self.answer(request).answer
         assert isinstance(answer, kind)
         return answer
 
-    def _answer(self, request: int) -> Received:
+    def answer(self, request: int) -> Received:
+        """Send the queued instructions, and wait for the answer to a request."""
         self.outbox.flush()
         return self.inbox.wait(request)
+
+    def wait_for(self, request: int, site: int) -> Received:
+        """The answer that a line of the program waits for; recordings note the wait."""
+        if not self.recordings:
+            return self.answer(request)
+        start = time.monotonic_ns()
+        try:
+            return self.answer(request)
+        finally:
+            self.recordings.note_wait(start, time.monotonic_ns(), site)
+
+    def _read_timeline(self, limit: int) -> TimelineRead:
+        """Take commands that the workers have recorded; `limit`: how many each may keep from now on."""
+        return self.ask(lambda request: ReadTimeline(request, limit), TimelineRead)
+
+    def _read_traffic(self, watch: bool) -> TrafficRead:
+        """The bytes moved between workers, and new collectives; `watch`: note collectives from now on."""
+        return self.ask(lambda request: ReadTraffic(request, watch), TrafficRead)
 
     def _request_synchronization(self) -> int:
         """Ask for an answer when all work so far is done."""
@@ -375,6 +350,14 @@ class Session:
         if self.closed_because:
             raise SessionError(self.closed_because)
 
+    def require_values(self, need: str) -> None:
+        """Raise if nothing is computed. `need` says what a value is needed for."""
+        if not self.computes:
+            raise SessionError(
+                f"{self.sites.text(self.sites.current())}: {need}, but nothing is computed in gt.init(mode='shapes'); "
+                "leave it out of the step that is planned, or use mode='virtual'"
+            )
+
     def close(self, reason: str) -> None:
         """End the session: show failures that no read has shown, say goodbye, and refuse every use with a reason."""
         if self._ended:
@@ -386,7 +369,7 @@ class Session:
             self.outbox.flush()
         self._break_off(reason)
         self.outbox.close()
-        self._channel.close()
+        self.channel.close()
 
     def _show_failures(self) -> None:
         """Print failures that were never read; waits a while for unfinished work."""

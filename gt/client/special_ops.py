@@ -15,6 +15,7 @@ from gt.client.geometry import Geometry, geometry_of, intern_geometry
 from gt.client.op_schema import OpSchema
 from gt.client.parameter_gradients import note_gradient
 from gt.client.resizing import allocate, resize_handle
+from gt.client.session_reads import fetch
 from gt.client.storage import Storage, StorageView, TensorRef, restrided, storage_elements, strided_view, view_of
 from gt.client.torch_patches.kernel_overrides import override_kernel, run_original
 from gt.client.torch_patches.op_registry import schema_of
@@ -34,7 +35,7 @@ def run_on_host(cls: HandleType, func: Any, args: tuple[Any, ...], kwargs: dict[
         ref = getattr(tensor, "_ref", None)
         if ref is None:
             return tensor
-        copy = ref.session.fetch(ref)
+        copy = fetch(ref)
         originals[id(copy)] = tensor
         return copy
 
@@ -69,7 +70,7 @@ def _detach(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[s
 
 def _item(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     ref = args[0]._ref
-    return ref.session.fetch(ref).item()
+    return fetch(ref).item()
 
 
 def _as_strided(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -175,7 +176,7 @@ def _pack(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     ref = getattr(tensor, "_ref", None)
-    return tensor if ref is None else ref.session.fetch(ref)  # type: ignore[no-any-return]
+    return tensor if ref is None else fetch(ref)  # type: ignore[no-any-return]
 
 
 def _pad(

@@ -18,10 +18,11 @@ from gt.client import active_session
 from gt.client.cached_calls import rebind, wrap, wrap_view
 from gt.client.host_data import from_array, torch_call
 from gt.client.inplace_views import InPlaceViews
-from gt.client.layouts import LocalShard, read_layout, read_shards
+from gt.client.layouts import LocalShard, Topology, read_layout, read_shards, read_topology
 from gt.client.memory_methods import MemoryMethods
 from gt.client.operators import install_operators
-from gt.client.printing import SHOWN_ELEMENTS, describe, edges
+from gt.client.printing import SHOWN_ELEMENTS, corner, describe, describe_html, describe_without_value, edges
+from gt.client.session_reads import fetch, locate
 from gt.client.storage import REINTERPRETING, Storage, StorageView, TensorRef
 from gt.client.subclasses import has_memory, make_subclasses_on_gt, on_gt
 from gt.client.torch_dispatch import dispatch
@@ -34,13 +35,26 @@ from gt.client.torch_patches.wrapper_tensors import no_torch_function
 from gt.client.tracebacks import ends_on_users_line
 from gt.client.unsupported import refuse_other_processes, require_strided, require_values
 from gt.client.value_reads import ValueReads
+from gt.core.errors import GTError
+from gt.core.html_tables import html_text
 from gt.core.meta import is_dense
 from gt.sharding.placements import Placements, Replicate, require_mesh, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 
 class Tensor(ValueReads, InPlaceViews, MemoryMethods):
-    """A tensor on GT: a torch tensor without bytes, which refers to a storage or a view of one (`_ref`)."""
+    """A tensor on GT: a torch tensor without bytes, which refers to a storage on workers, or to a view of one.
+
+    It is a `torch.Tensor`: all of torch's functions and methods work on it. Values are read by `print`, `item()`,
+    `tolist()`, `numpy()` and `cpu()`, which wait; everything else returns at once.
+
+    >>> x = gt.ones(2, 3)
+    >>> isinstance(x, torch.Tensor)
+    True
+    >>> x
+    gt.Tensor([[1., 1., 1.],
+               [1., 1., 1.]], shape=(2, 3), dtype=torch.float32, on=worker 0)
+    """
 
     __slots__ = ("_ref",)
     _ref: TensorRef
@@ -78,7 +92,11 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
 
     @ends_on_users_line
     def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
-        """A plain tensor with this value. Differentiable: its gradient comes back to GT."""
+        """A plain tensor with this value. Differentiable: its gradient comes back to GT.
+
+        >>> type(gt.ones(2).cpu())
+        <class 'torch.Tensor'>
+        """
         copy = _DownloadFunction.apply(self)
         return copy if self.user_type is torch.Tensor else copy.as_subclass(self.user_type)  # type: ignore[no-any-return]
 
@@ -114,24 +132,61 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
         with torch.no_grad():
             plain = self.detach()
             shown = plain if plain.numel() <= SHOWN_ELEMENTS else edges(plain)
-            return describe(self, shown._fetch(), self._ref.session.locate(self._ref))
+            return describe(self, shown._fetch(), locate(self._ref))
+
+    def _repr_html_(self) -> str:
+        """For notebooks. Reads a few values only, and says which; a tensor that has failed says why."""
+        try:
+            with torch.no_grad():
+                shown, which = corner(self.detach())
+                return describe_html(self, shown._fetch(), which, locate(self._ref))  # type: ignore[attr-defined]
+        except GTError as error:
+            return html_text(describe_without_value(self, error))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """For IPython, which would print the traceback of a tensor that has failed."""
+        try:
+            printer.text(repr(self))
+        except GTError as error:
+            printer.text(describe_without_value(self, error))
 
     # Layout
 
     @property
     @ends_on_users_line
     def spec(self) -> ShardingSpec:
-        """The layout of the tensor over workers."""
+        """The layout of the tensor over workers.
+
+        >>> gt.ones(2, 3).spec
+        ShardingSpec('-, -' on (w=1))
+        """
         return read_layout(self._ref)
+
+    @property
+    @ends_on_users_line
+    def topology(self) -> Topology:
+        """The mesh of the tensor, a placement for each axis of it, and the coordinate of each worker."""
+        return read_topology(self._ref)
 
     @ends_on_users_line
     def shards(self) -> dict[int, LocalShard]:
-        """The part of the tensor that each worker holds."""
+        """The part of the tensor that each worker holds.
+
+        >>> gt.init(workers=2, mode="virtual")
+        >>> {worker: part.shape for worker, part in gt.randn(4, 3).shards().items()}
+        {0: (2, 3), 1: (2, 3)}
+        """
         return read_shards(self._ref)
 
     @ends_on_users_line
     def redistribute(self, mesh: DeviceMesh | None = None, placements: Placements | None = None) -> Tensor:
-        """A copy in another layout: on the same mesh if none is given, replicated if no placements are."""
+        """A copy in another layout: on the same mesh if none is given, replicated if no placements are.
+
+        >>> gt.init(workers=2, mode="virtual")
+        >>> x = gt.ones(4, 6, mesh=gt.mesh(2, ("tp",)), placements="tp, -")
+        >>> x.redistribute(placements="-, tp").spec
+        ShardingSpec('-, tp' on (tp=2))
+        """
         if mesh is None:
             mesh = placements.mesh if isinstance(placements, ShardingSpec) else self.spec.mesh
         if placements is None:
@@ -139,7 +194,11 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
         return _RedistributeFunction.apply(self, spec_from(placements, require_mesh(mesh), self._ref.geometry.meta()))  # type: ignore[no-any-return]
 
     def full_tensor(self) -> torch.Tensor:
-        """The whole value as a plain tensor, as DTensor's method of this name; the same as `cpu()`."""
+        """The whole value as a plain tensor, as DTensor's method of this name; the same as `cpu()`.
+
+        >>> gt.ones(2).full_tensor()
+        tensor([1., 1.])
+        """
         return self.cpu()
 
     # Copying
@@ -314,7 +373,7 @@ class _PickledStorage:
         self._storage = storage
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return restore, (self._storage.session.fetch(self._storage), False, False)
+        return restore, (fetch(self._storage), False, False)
 
 
 _storages: WeakValueDictionary[int, _PickledStorage] = WeakValueDictionary()  # by id(), while they are being pickled

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gt.client.session_reads import fetch
 from gt.client.storage import TensorRef
 from gt.client.tracebacks import ends_on_users_line
 
@@ -18,7 +19,7 @@ class ValueReads(torch.Tensor):
     _ref: TensorRef
 
     def _fetch(self) -> torch.Tensor:
-        return self._ref.session.fetch(self._ref)
+        return fetch(self._ref)
 
     @ends_on_users_line
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:

@@ -8,6 +8,7 @@
     ├── ProtocolError        a message from a peer that violates the protocol
     ├── RecoveryError        values of an earlier moment of the program that cannot be recovered
     ├── CompileError         a read or another effect inside a function of gt.compile; a backward outside of it
+    ├── NonFiniteError       an op made NaN or infinity inside `gt.debug.find_nan`
     ├── OpError              an op failed on a worker; also a RuntimeError, as torch's own would be
     └── ConnectionLost       the connection to a peer has ended
         ├── WorkerLost       a worker died; its tensors are lost
@@ -23,51 +24,146 @@ from collections.abc import Iterable
 
 
 class GTError(Exception):
-    pass
+    """Any error of GT: all others are subclasses of it.
+
+    >>> try:
+    ...     gt.mesh(64)
+    ... except gt.GTError as error:
+    ...     print(type(error).__name__)
+    LayoutError
+    """
 
 
 class SettingsError(GTError, ValueError):
-    pass
+    """A setting, argument or environment variable that cannot be used.
+
+    >>> try:
+    ...     gt.connect("elsewhere:12345")
+    ... except gt.SettingsError as error:
+    ...     print(error)
+    'elsewhere' is not a loopback address; ... use localhost
+    """
 
 
 class SignalError(GTError, ValueError):
-    pass
+    """An invalid configuration of signals, or a scope that is used against its configuration.
+
+    >>> try:
+    ...     gt.ShardConfig(axis=0, replicate=True)
+    ... except gt.SignalError as error:
+    ...     print(error)
+    ShardConfig: ...
+    """
 
 
 class LayoutError(GTError, ValueError):
-    pass
+    """An invalid mesh, spec or placement.
+
+    >>> try:
+    ...     gt.ones(4, mesh=gt.mesh(1), placements=gt.Shard(3))
+    ... except gt.LayoutError as error:
+    ...     print(error)
+    Shard(dim=3) names a dim that a tensor of 1 dims does not have
+    """
 
 
 class SessionError(GTError, RuntimeError):
-    pass
+    """GT is used in the wrong state: after `gt.shutdown()`, or in a forked child.
+
+    >>> x = gt.ones(2)
+    >>> gt.shutdown()
+    >>> try:
+    ...     x + 1
+    ... except gt.SessionError as error:
+    ...     print(type(error).__name__)
+    SessionError
+    """
 
 
 class ProtocolError(GTError, RuntimeError):
-    pass
+    """A message from a peer that violates the protocol."""
 
 
 class RecoveryError(GTError, RuntimeError):
-    pass
+    """Values of an earlier moment of the program that `gt.recover` cannot restore.
+
+    >>> x = gt.ones(2)
+    >>> try:
+    ...     gt.recover(x)
+    ... except gt.RecoveryError:
+    ...     x = gt.ones(2)  # begin anew, or from a checkpoint
+    >>> x.tolist()
+    [1.0, 1.0]
+    """
 
 
 class CompileError(GTError, RuntimeError):
-    pass
+    """A read or another effect inside a function of `gt.compile`, or a backward outside of it.
+
+    >>> @gt.compile
+    ... def norm(x):
+    ...     return x / x.norm()
+    >>> try:
+    ...     y = norm(gt.ones(4))
+    ... except gt.CompileError as error:
+    ...     print(error)  # names the line to change
+    >>> y.tolist()
+    [0.5, 0.5, 0.5, 0.5]
+    """
+
+
+class NonFiniteError(GTError, RuntimeError):
+    """An op made NaN or infinity out of finite values inside `with gt.debug.find_nan():`.
+
+    >>> try:
+    ...     with gt.debug.find_nan():
+    ...         y = gt.zeros(2).log()
+    ... except gt.NonFiniteError as error:
+    ...     print("aten.log.default, which made infinity" in str(error))
+    True
+    """
 
 
 class OpError(GTError, RuntimeError):
-    pass
+    """An op failed on a worker. It is also a RuntimeError, as torch's own error would be. Raised where a value
+    that depends on the op is read; its text begins with the line that issued the op.
+
+    >>> row = gt.arange(3.0)[gt.tensor([7])]
+    >>> try:
+    ...     row.tolist()
+    ... except gt.OpError as error:
+    ...     print("index 7 is out of bounds" in str(error))
+    True
+    """
 
 
 class ConnectionLost(GTError, ConnectionError):
-    pass
+    """The connection to a peer has ended."""
 
 
 class WorkerLost(ConnectionLost):
-    pass
+    """A worker died, and its tensors are lost. The text names the worker and says what became of it.
+
+    >>> loss = gt.ones(3).sum()
+    >>> try:
+    ...     value = loss.item()
+    ... except gt.WorkerLost:  # go on with the workers that are left: see gt.recover
+    ...     value = None
+    >>> value
+    3.0
+    """
 
 
 class ServerLost(ConnectionLost):
-    pass
+    """The dispatcher died, or does not answer.
+
+    >>> try:
+    ...     value = gt.ones(3).sum().item()
+    ... except gt.ServerLost:  # all tensors are gone: join again, and load a checkpoint
+    ...     value = None
+    >>> value
+    3.0
+    """
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

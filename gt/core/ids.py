@@ -18,7 +18,8 @@ FIRST_DISPATCHER_ID = 1 << (SESSION_SHIFT - 2)  # ids from here on: the dispatch
 class IdRole(Enum):
     """The meaning of an id field of a message. `gt.core.message_fields` reads it from the field's type."""
 
-    OWNED = auto()  # an id of the session that the message belongs to
+    OWNED = auto()  # a tensor of the session that the message belongs to, or a position among its tensors
+    OTHER = auto()  # also of that session, but an op, a segment or a request; these are numbered apart from tensors
     NEW = auto()  # also of that session, and given to a new tensor by the message
     FIRST_RESULT = auto()  # the first of MAX_RESULTS ids that a query's results may take
 
@@ -31,6 +32,8 @@ ScopeId: TypeAlias = _Int
 """Ids of sites and of scopes: each session numbers its own from 1, without the session's bits; 0 is none."""
 Id: TypeAlias = Annotated[int, _RANGE, IdRole.OWNED]
 Ids: TypeAlias = Annotated[tuple[_Int, ...], _COUNT, IdRole.OWNED]
+OtherId: TypeAlias = Annotated[int, _RANGE, IdRole.OTHER]
+OtherIds: TypeAlias = Annotated[tuple[_Int, ...], _COUNT, IdRole.OTHER]
 NewId: TypeAlias = Annotated[int, _RANGE, IdRole.NEW]
 NewIds: TypeAlias = Annotated[tuple[_Int, ...], _COUNT, IdRole.NEW]
 FirstResultId: TypeAlias = Annotated[int, _RANGE, IdRole.FIRST_RESULT]

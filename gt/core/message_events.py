@@ -75,6 +75,15 @@ class OpIssued(msgspec.Struct, frozen=True, tag=True):
     output: int
 
 
+class ProgramWaited(msgspec.Struct, frozen=True, tag=True):
+    """A line of a program has waited for a value."""
+
+    session: int
+    start: int
+    end: int
+    site: str
+
+
 MonitorEvent: TypeAlias = Event | BatchPlanned | WorkerRan | WorkerSampled | OpIssued
 
 

@@ -20,11 +20,12 @@ ReadIds: TypeAlias = Callable[[Any], Sequence[int]]
 
 
 class IdFields(NamedTuple):
-    """Functions that read the ids of a record: all of them, and those that it gives to new tensors. `names` are the
-    fields with ids, and `first_result` is the one with the first id of a query's results."""
+    """Functions that read the ids of a record: all of them, those of tensors, and those that it gives to new tensors.
+    `names` are the fields with ids, and `first_result` is the one with the first id of a query's results."""
 
     names: frozenset[str]
     all: ReadIds
+    tensors: ReadIds
     new: ReadIds
     first_result: str | None
 
@@ -35,9 +36,11 @@ def id_fields(kind: type[Struct]) -> IdFields:
     hints = get_type_hints(kind, include_extras=True)
     roles = {name: role for name, hint in hints.items() if (role := _role(hint)) is not None}
     tuples = frozenset(name for name in roles if get_args(hints[name])[0] is not int)
+    tensors = [name for name, role in roles.items() if role in (IdRole.OWNED, IdRole.NEW)]
     new = [name for name, role in roles.items() if role is IdRole.NEW]
     first_result = next((name for name, role in roles.items() if role is IdRole.FIRST_RESULT), None)
-    return IdFields(frozenset(roles), _reader(roles, tuples), _reader(new, tuples), first_result)
+    of_tensors, of_new = _reader(tensors, tuples), _reader(new, tuples)
+    return IdFields(frozenset(roles), _reader(roles, tuples), of_tensors, of_new, first_result)
 
 
 def _role(hint: object) -> IdRole | None:

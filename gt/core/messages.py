@@ -17,11 +17,11 @@ from typing import Annotated, ClassVar, TypeAlias, Union
 
 from msgspec import Meta, Struct
 
-from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, ScopeId, SiteId
+from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, OtherId, OtherIds, ScopeId, SiteId
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 13
+PROTOCOL = 14
 MAX_BATCH = 1 << 16
 MAX_SEGMENT = 64  # ops of a segment
 MAX_SLOT = (1 << 16) - 1  # of a tensor in a segment; and the largest difference between its new ids
@@ -30,6 +30,7 @@ COUNTED_BYTES = 1 << 16  # a read of this size or more counts by itself against 
 ACKNOWLEDGED_BYTES = 1 << 20  # a client acknowledges its other answers together, each time they add up to this size
 MAX_WAYS = 1024  # of collectives in a report
 RAN_AT_ONCE = 1 << 10  # recorded commands of each worker in one answer
+MAX_NON_FINITE = 1 << 8  # commands with NaN or infinity that a worker lists
 MAX_SAMPLES = 1 << 12  # samples of a worker's memory in one answer
 CURRENT, PREVIOUS, KEPT = range(3)  # versions of a tensor, see FetchTensor
 
@@ -116,7 +117,7 @@ class Goodbye(_Record, frozen=True):
 class AckRead(_Record, frozen=True):
     """A client has read the bytes of an answer of COUNTED_BYTES or more, which no longer count against its limit."""
 
-    request: Id
+    request: OtherId
 
 
 class AckBytes(_Record, frozen=True):
@@ -133,7 +134,7 @@ class DefineOp(_Record, frozen=True):
     """An op call without its tensors and scalars, described once and then named by its id."""
 
     timeline_name: ClassVar = "define"
-    op_id: Id
+    op_id: OtherId
     signature: Signature
 
 
@@ -172,7 +173,7 @@ class RunOp(_Record, frozen=True):
     """Run an op. In a command, `op_id` may also name a program (WorkerDefineProgram)."""
 
     timeline_name: ClassVar = "op"
-    op_id: Id
+    op_id: OtherId
     inputs: Ids
     outputs: NewIds
     scalars: tuple[Number, ...]
@@ -188,8 +189,8 @@ class DefineSegment(_Record, frozen=True):
     numbers of scalars of the ops."""
 
     timeline_name: ClassVar = "define"
-    segment_id: Id
-    op_ids: Ids
+    segment_id: OtherId
+    op_ids: OtherIds
     externals: Slot
     inputs: Annotated[tuple[Slots, ...], Meta(max_length=MAX_SEGMENT)]
     outputs: Annotated[tuple[Slots, ...], Meta(max_length=MAX_SEGMENT)]
@@ -202,7 +203,7 @@ class BetweenOps(Struct, array_like=True, frozen=True):
     """An instruction that is carried out in the middle of a segment, before the op at `position`."""
 
     position: Slot
-    instruction: NoteGradient | BeginModule | DropCopies
+    instruction: NoteGradient | BeginModule | DropCopies | PlaceTensor
 
 
 class RunSegment(_Record, frozen=True):
@@ -212,7 +213,7 @@ class RunSegment(_Record, frozen=True):
     `between` are instructions that the dispatcher carries out between the ops; workers get none."""
 
     timeline_name: ClassVar = "op"
-    segment_id: Id
+    segment_id: OtherId
     first: NewId
     externals: Ids
     scalars: Annotated[tuple[Number, ...], Meta(max_length=1 << 16)]
@@ -225,8 +226,8 @@ class QueryOp(_Record, frozen=True):
     Tensors among the results take the ids from `first` on, at most MAX_RESULTS of them."""
 
     timeline_name: ClassVar = "op"
-    request: Id
-    op_id: Id
+    request: OtherId
+    op_id: OtherId
     inputs: Ids
     written: NewIds
     first: FirstResultId
@@ -255,6 +256,14 @@ class DropCopies(_Record, frozen=True):
     ids: Ids
 
 
+class PlaceTensor(_Record, frozen=True):
+    """Give a tensor another layout, for good: its value and its id stay."""
+
+    id: Id
+    layout: SpecRecord
+    site: SiteId
+
+
 class BeginModule(_Record, frozen=True):
     """A module is about to use its `parameters`, and the next one is likely to follow. The numbers, which the client
     chooses, tell modules apart, and forward from backward."""
@@ -270,14 +279,14 @@ class ForgetOps(_Record, frozen=True):
     """The session will not use these ops again."""
 
     timeline_name: ClassVar = "forget"
-    op_ids: Ids
+    op_ids: OtherIds
 
 
 class FetchTensor(_Record, frozen=True):
     """`version` PREVIOUS is the value before a write that was skipped, if there was one; KEPT is the value at the end
     of the last complete step, if the tensor was written since. `place`: shared memory of the client for the bytes."""
 
-    request: Id
+    request: OtherId
     id: Id
     version: Version = CURRENT
     site: SiteId = 0
@@ -288,7 +297,7 @@ class ReadVersions(_Record, frozen=True):
     """Ask which versions of tensors can still be read; answered with a VersionSpan for each."""
 
     timeline_name: ClassVar = None
-    request: Id
+    request: OtherId
     ids: Ids
 
 
@@ -322,7 +331,14 @@ class EndStep(_Record, frozen=True):
 class LocateTensor(_Record, frozen=True):
     """Ask for the layout of a tensor."""
 
-    request: Id
+    request: OtherId
+    id: Id
+
+
+class ReadStory(_Record, frozen=True):
+    """Ask for the events of a tensor, as far as the dispatcher remembers its latest messages."""
+
+    request: OtherId
     id: Id
 
 
@@ -330,14 +346,14 @@ class Synchronize(_Record, frozen=True):
     """Ask for an answer when all earlier work is done."""
 
     timeline_name: ClassVar = "synchronize"
-    request: Id
+    request: OtherId
 
 
 class ReadTraffic(_Record, frozen=True):
     """Ask for the bytes that workers have exchanged since they started, and for the collectives of this session since
     its last ReadTraffic with `watch`."""
 
-    request: Id
+    request: OtherId
     watch: bool
 
 
@@ -345,7 +361,7 @@ class ReadStats(_Record, frozen=True):
     """Ask for the counters of each worker, for all sessions together."""
 
     timeline_name: ClassVar = None
-    request: Id
+    request: OtherId
 
 
 class ReadMemory(_Record, frozen=True):
@@ -353,8 +369,18 @@ class ReadMemory(_Record, frozen=True):
     memory is recorded from now on."""
 
     timeline_name: ClassVar = None
-    request: Id
+    request: OtherId
     watch: bool
+
+
+class ReadNonFinite(_Record, frozen=True):
+    """Ask for the commands of this session that have made NaN, or `infinity`, since its first ReadNonFinite with
+    `watch`; without it, workers stop looking for them."""
+
+    timeline_name: ClassVar = None
+    request: OtherId
+    watch: bool
+    infinity: bool = True
 
 
 class ReadTimeline(_Record, frozen=True):
@@ -362,14 +388,15 @@ class ReadTimeline(_Record, frozen=True):
     now on each worker records while it holds fewer than `limit`."""
 
     timeline_name: ClassVar = None
-    request: Id
+    request: OtherId
     limit: Limit
 
 
 Instruction = Union[
     RunOp, RunSegment, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor,
-    Synchronize,
-    BeginModule, NoteGradient, BeginStep, EndStep, ReadVersions, ReadTraffic, ReadStats, ReadMemory, ReadTimeline,
+    ReadStory, Synchronize,
+    PlaceTensor, BeginModule, NoteGradient, BeginStep, EndStep, ReadVersions, ReadTraffic, ReadStats, ReadMemory,
+    ReadNonFinite, ReadTimeline,
     DefineOp, DefineSegment, ForgetOps, DefineSite, DefineScope, Goodbye,
 ]  # fmt: skip
 
@@ -381,7 +408,7 @@ class WorkerDefineProgram(_Record, frozen=True):
     """The program that a RunOp with this `op_id` runs; `op` is its name for people."""
 
     timeline_name: ClassVar = "define"
-    op_id: Id
+    op_id: OtherId
     op: Name
     program: Program
 
@@ -410,10 +437,11 @@ class WorkerFetchTensor(_Record, frozen=True):
     """Report the part of a tensor that the worker holds."""
 
     timeline_name: ClassVar = "fetch"
-    request: Id
+    request: OtherId
     id: Id
     version: Version = CURRENT
     place: ByteRange | None = None
+    site: SiteId = 0
 
 
 class WorkerBeginStep(_Record, frozen=True):
@@ -443,7 +471,7 @@ class WorkerEndStep(_Record, frozen=True):
 
 class WorkerReadTraffic(_Record, frozen=True):
     timeline_name: ClassVar = None
-    request: Id
+    request: OtherId
 
 
 class WorkerReportProgress(_Record, frozen=True):
@@ -490,8 +518,8 @@ Command = Union[
     RunOp, RunSegment, FreeTensors, DefineOp, DefineSegment, WorkerDefineProgram, WorkerDefineScope, ForgetOps,
     WorkerCreateTensor, QueryOp,
     WorkerFetchTensor, ReadVersions, WorkerBeginStep, WorkerAgreeOnStep, WorkerEndStep, Synchronize,
-    WorkerReadTraffic, ReadStats, ReadMemory, ReadTimeline, WorkerReportProgress, WorkerEndSession, WorkerJoinStore,
-    WorkerHostStore, WorkerLosePeer, WorkerShutdown,
+    WorkerReadTraffic, ReadStats, ReadMemory, ReadNonFinite, ReadTimeline, WorkerReportProgress, WorkerEndSession,
+    WorkerJoinStore, WorkerHostStore, WorkerLosePeer, WorkerShutdown,
 ]  # fmt: skip
 
 
@@ -520,7 +548,7 @@ QueryResult: TypeAlias = Union[None, bool, int, float, Text, TensorMeta]
 class Fetched(_Record, frozen=True):
     """The part of a tensor that a worker was asked for."""
 
-    request: Id
+    request: OtherId
     byte_range: ByteRange
 
 
@@ -528,7 +556,7 @@ class TensorRead(_Record, tag="Fetched", frozen=True):
     """The parts of a tensor, in the order of `gt.sharding.distinct_parts` for its layout; without a `layout`, one whole
     tensor."""
 
-    request: Id
+    request: OtherId
     byte_ranges: tuple[ByteRange, ...]
     layout: SpecRecord | None = None
 
@@ -536,20 +564,20 @@ class TensorRead(_Record, tag="Fetched", frozen=True):
 class MoreRoomNeeded(_Record, frozen=True):
     """The answer to a read whose `place` is too small for all addends of a partial tensor."""
 
-    request: Id
+    request: OtherId
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
 
 
 class Uploaded(_Record, frozen=True):
     """The shared memory of an upload is no longer used: its workers have copied their parts, or none will."""
 
-    request: Id
+    request: OtherId
 
 
 class Queried(_Record, frozen=True):
     """The results of a query, and the metas of the tensors it wrote: an op may resize its `out`."""
 
-    request: Id
+    request: OtherId
     results: tuple[QueryResult, ...]
     written: tuple[TensorMeta, ...]
 
@@ -558,7 +586,7 @@ class Failed(_Record, frozen=True):
     """The answer to a request for a tensor without a value. `is_own_failure`: the request itself failed, not one of its
     inputs."""
 
-    request: Id
+    request: OtherId
     failure: Failure
     is_own_failure: bool = False
 
@@ -584,19 +612,19 @@ class VersionSpan(Struct, array_like=True, frozen=True):
 class Versions(_Record, frozen=True):
     """A VersionSpan for each tensor that the worker holds a part of."""
 
-    request: Id
+    request: OtherId
     spans: tuple[tuple[Id, VersionSpan], ...]
 
 
 class VersionsRead(_Record, frozen=True):
     """A VersionSpan for each requested tensor, in order."""
 
-    request: Id
+    request: OtherId
     spans: tuple[VersionSpan, ...]
 
 
 class Synchronized(_Record, frozen=True):
-    request: Id
+    request: OtherId
 
 
 class Progress(_Record, frozen=True):
@@ -625,7 +653,7 @@ class ExchangeWay(Struct, array_like=True, frozen=True):
 class Traffic(_Record, frozen=True):
     """Payload bytes that a worker has received, by sender, and the ways of its latest collectives."""
 
-    request: Id
+    request: OtherId
     received: dict[int, int]
     ways: tuple[ExchangeWay, ...] = ()
 
@@ -641,6 +669,7 @@ class WorkerStats(Struct, array_like=True, frozen=True):
     - `segments`: repeated runs of ops that the worker knows; it has replayed `replayed_ops` of their ops
     - `compiled`: runs of ops for which there is compiled code
     - `compiled_runs`: how often such code ran in place of the ops
+    - `busy`, `waited`: nanoseconds of work, and in exchanges with other workers
     """
 
     ops: int
@@ -653,6 +682,8 @@ class WorkerStats(Struct, array_like=True, frozen=True):
     replayed_ops: int = 0
     compiled: int = 0
     compiled_runs: int = 0
+    busy: int = 0
+    waited: int = 0
 
 
 class NotCompiled(_Record, frozen=True):
@@ -665,7 +696,7 @@ class NotCompiled(_Record, frozen=True):
 
 
 class Stats(_Record, frozen=True):
-    request: Id
+    request: OtherId
     stats: WorkerStats
 
 
@@ -687,23 +718,50 @@ class WorkerMemory(Struct, array_like=True, frozen=True):
 
 
 class MemoryReport(_Record, tag="Memory", frozen=True):
-    request: Id
+    request: OtherId
     memory: WorkerMemory
 
 
+class NonFiniteCall(Struct, array_like=True, frozen=True):
+    """A command that involved NaN or infinity on a worker. `output` is its first output, the same on all workers, and
+    `newest` the newest tensor of the program that the worker had seen. `inputs` describes the worker's inputs.
+    `is_origin`: its own inputs do not explain the NaN or infinity that it made; those of another worker may do so if
+    the command `exchanges` tensors. Commands that exchange tensors are listed for their inputs too."""
+
+    op: Name
+    site: SiteId
+    output: int
+    newest: int
+    has_nan: bool
+    has_inf: bool
+    inputs: tuple[Text, ...]
+    is_origin: bool
+    exchanges: bool
+
+
+class NonFiniteReport(_Record, tag="NonFinite", frozen=True):
+    request: OtherId
+    calls: tuple[NonFiniteCall, ...]
+
+
 class Swapped(Struct, array_like=True, frozen=True):
-    """One exchange of tensors during a command: its start, its end, bytes by peer, and the kind of its collective."""
+    """One exchange of tensors during a command: its start, its end, bytes by peer, the kind of its collective, and the
+    line and the first tensor that it is for. These differ from the command's if an earlier command began it."""
 
     start: int
     end: int
     sends: tuple[tuple[int, int], ...]
     receives: tuple[tuple[int, int], ...]
     kind: Name = ""
+    site: SiteId = 0
+    target: int = 0
 
 
 class Ran(Struct, array_like=True, frozen=True):
     """One command that a worker ran. Times are nanoseconds of its machine's monotonic clock. `inputs` and `outputs` are
-    the first tensors that it reads and makes."""
+    the first tensors that it reads and makes. `ops` is the number of the program's ops that it stands for: 0 for a move
+    or an upload, several for compiled code. `layouts` are those of its results, as text; there are none if the results
+    are whole on each worker that ran it. `moves` are the changes of layouts that are part of it."""
 
     op: Name
     site: SiteId
@@ -714,21 +772,24 @@ class Ran(Struct, array_like=True, frozen=True):
     session: int = 0
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
+    ops: int = 0
+    layouts: tuple[Text, ...] = ()
+    moves: tuple[tuple[Text, Text], ...] = ()
 
 
 class TimelineReport(_Record, tag="Timeline", frozen=True):
     """`dropped` counts the commands that ran while `limit` commands were already recorded. `memory` are samples of the
     bytes that the worker holds, each with its time."""
 
-    request: Id
+    request: OtherId
     ran: tuple[Ran, ...]
     dropped: int
     memory: tuple[tuple[int, int], ...] = ()
 
 
 Report = Union[
-    Fetched, Uploaded, Queried, Failed, OpFailed, Synchronized, Versions, Traffic, Stats, MemoryReport, TimelineReport,
-    Progress,
+    Fetched, Uploaded, Queried, Failed, OpFailed, Synchronized, Versions, Traffic, Stats, MemoryReport, NonFiniteReport,
+    TimelineReport, Progress,
     StoreReady, NotCompiled, Goodbye,
 ]  # fmt: skip
 
@@ -748,20 +809,28 @@ class Collective(Struct, array_like=True, frozen=True):
 class TrafficRead(_Record, frozen=True):
     """The answer to ReadTraffic."""
 
-    request: Id
+    request: OtherId
     received: dict[int, dict[int, int]]
     collectives: tuple[Collective, ...]
     ways: tuple[ExchangeWay, ...] = ()
 
 
 class StatsRead(_Record, frozen=True):
-    request: Id
+    """`plans_made` counts the plans of ops and moves that the dispatcher has made for the session."""
+
+    request: OtherId
     stats: dict[int, WorkerStats]
+    plans_made: int = 0
 
 
 class MemoryRead(_Record, frozen=True):
-    request: Id
+    request: OtherId
     workers: tuple[tuple[int, WorkerMemory], ...]
+
+
+class NonFiniteRead(_Record, frozen=True):
+    request: OtherId
+    workers: tuple[tuple[int, tuple[NonFiniteCall, ...]], ...]
 
 
 class WorkerTimeline(Struct, array_like=True, frozen=True):
@@ -772,22 +841,50 @@ class WorkerTimeline(Struct, array_like=True, frozen=True):
 
 
 class TimelineRead(_Record, frozen=True):
-    request: Id
+    request: OtherId
     workers: tuple[WorkerTimeline, ...]
 
 
 class Located(_Record, frozen=True):
-    """The answer to LocateTensor."""
+    """The answer to LocateTensor: the layout of a tensor, and of the copies that exist of it."""
 
-    request: Id
+    request: OtherId
     layout: SpecRecord
+    copies: tuple[SpecRecord, ...] = ()
+
+
+class StoryEvent(Struct, array_like=True, frozen=True):
+    """Something that was done to the tensor with the id `tensor`, which a write changes. `kind` is one of created,
+    uploaded, copied, moved, written, used, read, freed and copy freed. `result` is the id of a copy, of a new version
+    or of the tensor that an op made; `layout` is that of a created, moved or written tensor, or of a copy. `newest` is
+    the newest tensor of the program at that time."""
+
+    kind: Name
+    tensor: int
+    result: int
+    op: Name
+    site: SiteId
+    workers: tuple[int, ...]
+    layout: Text
+    newest: int
+
+
+class StoryRead(_Record, frozen=True):
+    """The answer to ReadStory: events in the order of the program, the tensor's layout now, those of its copies, and
+    why it has no value, if it has none."""
+
+    request: OtherId
+    events: tuple[StoryEvent, ...]
+    layout: Text
+    copies: tuple[Text, ...]
+    missing: Text
 
 
 class Lost(_Record, frozen=True):
     """The answer to a request that needs a lost worker (`request` 0: news, not an answer). `site` is the line of the
     op whose exchange with that worker failed, if any."""
 
-    request: Id
+    request: OtherId
     worker: int
     pid: int
     reason: Text
@@ -813,12 +910,12 @@ class Gathered(_Record, frozen=True):
 class Rejected(_Record, frozen=True):
     """The dispatcher could not accept an instruction, because of an error of the client or of GT."""
 
-    request: Id
+    request: OtherId
     reason: Text
 
 
 Answer = Union[
     TensorRead, MoreRoomNeeded, Uploaded, Queried, Failed, OpFailed, Synchronized, VersionsRead, Located, TrafficRead,
-    StatsRead, MemoryRead, TimelineRead, Lost, Joined, Gathered, NotCompiled, Rejected, Welcome, Refused, Waiting,
-    Goodbye,
+    StatsRead, MemoryRead, NonFiniteRead, TimelineRead, StoryRead, Lost, Joined, Gathered, NotCompiled, Rejected,
+    Welcome, Refused, Waiting, Goodbye,
 ]  # fmt: skip

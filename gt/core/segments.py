@@ -10,7 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
-from gt.core.messages import BeginModule, DefineSegment, DropCopies, FreeTensors, NoteGradient, RunOp, RunSegment
+from gt.core.messages import (
+    BeginModule,
+    DefineSegment,
+    DropCopies,
+    FreeTensors,
+    NoteGradient,
+    PlaceTensor,
+    RunOp,
+    RunSegment,
+)
 from gt.core.signatures import Number
 
 
@@ -123,4 +132,4 @@ class SegmentBody(NamedTuple):
                 yield FreeTensors(tuple([ids[slot] for slot in frees[position]]))
 
 
-Expanded: TypeAlias = RunOp | FreeTensors | NoteGradient | BeginModule | DropCopies
+Expanded: TypeAlias = RunOp | FreeTensors | NoteGradient | BeginModule | DropCopies | PlaceTensor

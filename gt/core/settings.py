@@ -14,7 +14,8 @@ from gt.core.errors import SettingsError, nearest
 BACKENDS = ("pytorch", "numpy")
 TRANSPORTS = ("shared", "gloo", "nccl")
 LOG_FORMATS = ("text", "jsonl")
-MODES = ("embedded", "local", "virtual", "connected")
+STRATEGIES = ("bytes", "cost")
+MODES = ("embedded", "local", "virtual", "shapes", "connected")
 
 
 class HotPathSettings(msgspec.Struct, frozen=True):
@@ -63,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True):
     auto_shard: bool | None = None
     copy_limit: int | None = None
     verbose: bool = False
+    progress: bool = True
     debug_client: bool = False
     debug_dispatcher: bool = False
     debug_worker: bool = False
@@ -72,10 +74,12 @@ class Settings(msgspec.Struct, frozen=True):
     compile_nice: int = 19
     check_geometry: bool = False
     transport: str = ""
+    strategy: str = "bytes"
     full_traceback: bool = False
     timeout: float = 60.0
     heartbeat_timeout: float = 60.0
     keys: str = ""
+    dashboard_token: str = ""
     hotpath: bool = True
     hotpath_min_seq: int = 8
     hotpath_threshold: int = 2
@@ -149,6 +153,12 @@ def _optional_file_bytes(text: str) -> int | None:
     return nbytes
 
 
+def _token(text: str) -> str:
+    if text and not re.fullmatch("[A-Za-z0-9_-]{16,256}", text):
+        raise ValueError("expected 16 to 256 letters, digits, _ and -")
+    return text
+
+
 def _log_format(text: str) -> str:
     if text not in LOG_FORMATS:
         raise ValueError(f"expected one of {', '.join(LOG_FORMATS)}")
@@ -158,6 +168,12 @@ def _log_format(text: str) -> str:
 def _backend(text: str) -> str:
     if text not in BACKENDS:
         raise ValueError(f"expected one of {', '.join(BACKENDS)}")
+    return text
+
+
+def _strategy(text: str) -> str:
+    if text not in STRATEGIES:
+        raise ValueError(f"expected one of {', '.join(STRATEGIES)}")
     return text
 
 
@@ -179,15 +195,18 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_AUTO_SHARD": ("auto_shard", _optional_flag),
     "GT_COPY_LIMIT": ("copy_limit", _optional_bytes),
     "GT_VERBOSE": ("verbose", _flag),
+    "GT_PROGRESS": ("progress", _flag),
     "GT_DEBUG_CLIENT": ("debug_client", _flag),
     "GT_DEBUG_DISPATCHER": ("debug_dispatcher", _flag),
     "GT_DEBUG_WORKER": ("debug_worker", _flag),
     "GT_CHECK_GEOMETRY": ("check_geometry", _flag),
     "GT_TRANSPORT": ("transport", _transport),
+    "GT_STRATEGY": ("strategy", _strategy),
     "GT_FULL_TRACEBACK": ("full_traceback", _flag),
     "GT_TIMEOUT": ("timeout", _seconds),
     "GT_HEARTBEAT_TIMEOUT": ("heartbeat_timeout", _seconds),
     "GT_KEYS": ("keys", str),
+    "GT_DASHBOARD_TOKEN": ("dashboard_token", _token),
     "GT_AUTO_COMPILE": ("auto_compile", _flag),
     "GT_COMPILE_TIMEOUT": ("compile_timeout", _seconds),
     "GT_COMPILE_NICE": ("compile_nice", _niceness),
@@ -197,6 +216,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_HOTPATH_THRESHOLD": ("hotpath_threshold", _count),
 }
 
+_SECRET = ("GT_DASHBOARD_TOKEN",)  # values that no message shows
 _REPLACED = {"GT_SHARED_MEMORY": "GT_TRANSPORT"}
 
 
@@ -214,7 +234,8 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         try:
             found[field] = parse(text)
         except ValueError as error:
-            raise SettingsError(f"{name}={text!r} cannot be used: {error}") from None
+            shown = "..." if name in _SECRET else repr(text)
+            raise SettingsError(f"{name}={shown} cannot be used: {error}") from None
     return msgspec.structs.replace(Settings(), **found)
 
 

@@ -123,6 +123,16 @@ class ViewStep(Struct, array_like=True, frozen=True):
 ViewSteps: TypeAlias = Annotated[tuple[ViewStep, ...], Meta(max_length=4096)]
 
 
+class AlgorithmRequest(Struct, array_like=True, frozen=True):
+    """The algorithm by which an op is to run, by its name in the table of rules; "": the cheapest one. `panel`: the
+    elements of a summed dim that it takes at a time; 0: as it chooses. `mesh`: where it runs; None: where most bytes of
+    its inputs are."""
+
+    name: Name
+    panel: Annotated[int, Meta(ge=0)] = 0
+    mesh: MeshRecord | None = None
+
+
 class Signature(Struct, array_like=True, frozen=True):
     """An op call without its tensors and scalars.
 
@@ -132,7 +142,8 @@ class Signature(Struct, array_like=True, frozen=True):
     the op returns, some of which may be absent. A `random` op takes its key as its last scalar. `default_dtype` is
     torch's default floating dtype at the call. `functional` names the same op without its writes, if there is one.
     `layout` is the layout of the outputs, if the user gave one. `fully_written` are the metas of the written inputs,
-    if the op writes every element of them and reads none: such an input needs no value before.
+    if the op writes every element of them and reads none: such an input needs no value before. `algorithm` is the one
+    that the user asked for, if any.
     """
 
     op: Name
@@ -147,6 +158,7 @@ class Signature(Struct, array_like=True, frozen=True):
     functional: Name = ""
     layout: SpecRecord | None = None
     fully_written: tuple[TensorMeta, ...] = ()
+    algorithm: AlgorithmRequest | None = None
 
 
 # Programs: the steps that workers run for an op on sharded tensors

@@ -10,7 +10,12 @@ OP, SITE, STATE, SINCE, BUSY, WAITED, OPS, BYTES, RECEIVED, SENT = range(10)
 the state and the time at which it began; nanoseconds of work and of exchanges since the start; ops run; bytes of the
 tensors held; bytes received from other workers, and sent to them."""
 
-LENGTH = 16
+COUNTERS = 16
+PEERS_SHOWN = 64
+LENGTH = COUNTERS + 2 * PEERS_SHOWN
+"""The positions from COUNTERS on are pairs: a worker from which bytes were received, its number plus 1 (0: no more
+pairs), and these bytes. With more peers, some are not shown."""
+
 NBYTES = 8 * LENGTH
 
 IDLE, RUNNING, EXCHANGING = range(3)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from msgspec.structs import astuple
 
 from gt.client import active_session
-from gt.core.messages import Collective, TrafficRead
+from gt.core.messages import Collective, ExchangeWay
 
 
 class CollectiveEvent(NamedTuple):
     """One collective: its kind, the mesh axes it ran along, the payload bytes that all workers together received, the
     op and line that issued it, the number of tensors that were exchanged together, and the way it went: "shared
-    memory", "gloo all-reduce", "gloo point-to-point", ..."""
+    memory", "gloo all-reduce", "gloo point-to-point", ...
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> x = gt.ones(4, mesh=gt.mesh(2, ("tp",)), placements=gt.Partial())
+    >>> with gt.debug.comm() as c:
+    ...     y = x.relu()
+    >>> event = c.events[0]
+    >>> event.kind, event.axis, event.op
+    ('all-reduce', 'tp', 'aten.relu.default')
+    """
 
     kind: str
     axis: str
@@ -26,7 +36,14 @@ class CollectiveEvent(NamedTuple):
 
 class Comm:
     """Communication between workers inside `with gt.debug.comm() as c:`. `bytes` is counted by the workers, `pairs` the
-    same by (sender, receiver); `events` are the collectives that the dispatcher planned."""
+    same by (sender, receiver); `events` are the collectives that the dispatcher planned. With `mode="shapes"` nothing
+    is sent: `bytes` are those of the events.
+
+    >>> with gt.debug.comm() as c:
+    ...     y = gt.ones(2) + 1
+    >>> c.bytes, c.pairs, c.count("all-reduce")
+    (0, {}, 0)
+    """
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -35,16 +52,16 @@ class Comm:
 
     def __enter__(self) -> Comm:
         self._session = active_session.current()
-        self._before = _by_pair(self._session.read_traffic(watch=True))
+        self._recording = self._session.traffic_recordings.begin()
         return self
 
     def __exit__(self, *error: object) -> None:
-        answer = self._session.read_traffic(watch=False)
-        after = _by_pair(answer)
-        self.pairs = {pair: count - self._before.get(pair, 0) for pair, count in after.items()}
-        self.pairs = {pair: count for pair, count in self.pairs.items() if count}
-        self.bytes = sum(self.pairs.values())
-        ways = _Ways(answer)
+        recording = self._recording
+        self._session.traffic_recordings.end(recording)
+        self.pairs = recording.pairs
+        planned = sum(collective.nbytes for collective in recording.collectives)
+        self.bytes = sum(self.pairs.values()) if self._session.computes else planned
+        ways = _Ways(recording.ways)
         self.events = [
             CollectiveEvent(
                 c.kind,
@@ -55,7 +72,7 @@ class Comm:
                 c.tensors,
                 ways.of(c),
             )
-            for c in answer.collectives
+            for c in recording.collectives
         ]
 
     def count(self, kind: str) -> int:
@@ -66,10 +83,10 @@ class Comm:
 class _Ways:
     """The ways of collectives. Workers report them for single tensors; a bucket has the ways of its tensors."""
 
-    def __init__(self, answer: TrafficRead) -> None:
+    def __init__(self, reported: Iterable[ExchangeWay]) -> None:
         self._exact: dict[tuple[object, ...], dict[str, None]] = {}
         self._similar: dict[tuple[object, ...], dict[str, None]] = {}
-        for kind, axes, nbytes, way in map(astuple, answer.ways):
+        for kind, axes, nbytes, way in map(astuple, reported):
             self._exact.setdefault((kind, axes, nbytes), {})[way] = None
             self._similar.setdefault((kind, axes), {})[way] = None
 
@@ -80,9 +97,13 @@ class _Ways:
 
 
 def comm() -> Comm:
-    """Record the collectives that run inside: `with gt.debug.comm() as c: ...; print(c.bytes, c.events)`."""
+    """Record the collectives that run inside: `with gt.debug.comm() as c: ...; print(c.bytes, c.events)`.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> x = gt.ones(4, 2, mesh=gt.mesh(2), placements=gt.Shard(0))
+    >>> with gt.debug.comm() as c:
+    ...     y = x.redistribute()
+    >>> [(event.kind, event.bytes) for event in c.events]
+    [('all-gather', 32)]
+    """
     return Comm()
-
-
-def _by_pair(answer: TrafficRead) -> dict[tuple[int, int], int]:
-    return {(sender, worker): count for worker, by in answer.received.items() for sender, count in by.items()}

@@ -12,7 +12,13 @@ from gt.core.messages import CreateTensor, FetchTensor, FreeTensors, Instruction
 
 
 def tape(count: int = 50) -> list[str]:
-    """The most recent instructions, oldest first, one line each."""
+    """The most recent instructions, oldest first, one line each.
+
+    >>> x = gt.ones(2)
+    >>> y = x * 3
+    >>> gt.debug.tape(1)
+    ['%2 = aten.mul.Tensor(%1, 3)...']
+    """
     session = active_session.current()
     session.outbox.flush()
     lines = [_line(session, each) for instruction in session.outbox.tape for each in session.expand(instruction)]
@@ -20,7 +26,14 @@ def tape(count: int = 50) -> list[str]:
 
 
 def print_tape(count: int = 50, file: TextIO | None = None) -> None:
-    """Print the most recent instructions: `%3 = aten.mm.default(%1, %2)  train.py:12`."""
+    """Print the most recent instructions: `%3 = aten.mm.default(%1, %2)  train.py:12`.
+
+    >>> x = gt.ones(2)
+    >>> y = x * 3
+    >>> gt.debug.print_tape()
+    %1 = aten.ones.default()...
+    %2 = aten.mul.Tensor(%1, 3)...
+    """
     print("\n".join(tape(count)), file=file or sys.stdout)
 
 

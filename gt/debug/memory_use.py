@@ -7,12 +7,19 @@ from typing import NamedTuple
 
 from gt.client import active_session
 from gt.client.session import Session
+from gt.client.session_reads import read_memory
 from gt.core.errors import SessionError
 from gt.core.messages import MemoryUse, WorkerMemory
 
 
 class MemoryBytes(NamedTuple):
-    """Bytes of tensors in their own layouts, and of copies in other layouts."""
+    """Bytes of tensors in their own layouts, and of copies in other layouts.
+
+    >>> with gt.debug.memory() as m:
+    ...     x = gt.ones(100)
+    >>> m.workers[0].live.total
+    400
+    """
 
     originals: int
     copies: int
@@ -24,7 +31,13 @@ class MemoryBytes(NamedTuple):
 
 class LineMemory(NamedTuple):
     """The bytes that a line of the program takes: of the tensors that it made, and of the copies that it needed. `line`
-    is "before" for all that was there before the block."""
+    is "before" for all that was there before the block.
+
+    >>> with gt.debug.memory() as m:
+    ...     x = gt.ones(100)
+    >>> [line.live.originals for line in m.workers[0].lines]
+    [400]
+    """
 
     line: str
     live: MemoryBytes
@@ -33,7 +46,14 @@ class LineMemory(NamedTuple):
 
 class MemoryOfWorker(NamedTuple):
     """The bytes at the end of the block, and when they were most. `most_copies` are the most bytes of copies at any
-    time. `lines` have the same bytes by line, the line with most bytes at the peak first."""
+    time. `lines` have the same bytes by line, the line with most bytes at the peak first.
+
+    >>> with gt.debug.memory() as m:
+    ...     x = gt.ones(100)
+    ...     y = (x + 1).sum()
+    >>> m.workers[0].peak.total > m.workers[0].live.total
+    True
+    """
 
     live: MemoryBytes
     peak: MemoryBytes
@@ -43,7 +63,13 @@ class MemoryOfWorker(NamedTuple):
 
 class Memory:
     """The memory that the tensors of this program take on each worker inside `with gt.debug.memory() as m:`. Tensors
-    that share memory are counted once. Memory that an op takes while it runs is not counted."""
+    that share memory are counted once. Memory that an op takes while it runs is not counted.
+
+    >>> with gt.debug.memory() as m:
+    ...     x = gt.ones(100)
+    >>> m.peak
+    400
+    """
 
     def __init__(self) -> None:
         self.workers: dict[int, MemoryOfWorker] = {}
@@ -52,13 +78,13 @@ class Memory:
         session = self._session = active_session.current()
         if session.is_measuring:
             raise SessionError("memory is being measured already; leave its block before entering another one")
-        session.read_memory(watch=True)
+        read_memory(session, watch=True)
         session.is_measuring = True
         return self
 
     def __exit__(self, *error: object) -> None:
         self._session.is_measuring = False
-        answer = self._session.read_memory(watch=False)
+        answer = read_memory(self._session, watch=False)
         self.workers = {worker: _memory(self._session, memory) for worker, memory in answer.workers}
 
     @property
@@ -68,7 +94,13 @@ class Memory:
 
 
 def memory() -> Memory:
-    """Record the memory of tensors inside: `with gt.debug.memory() as m: ...; print(m.workers[0].peak.total)`."""
+    """Record the memory of tensors inside: `with gt.debug.memory() as m: ...; print(m.workers[0].peak.total)`.
+
+    >>> with gt.debug.memory() as m:
+    ...     x = gt.ones(100)
+    >>> m.workers[0].peak.total
+    400
+    """
     return Memory()
 
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from gt.client import active_session
 from gt.client.session import Session
-from gt.core.errors import SessionError
 from gt.core.messages import MAX_RECORDED, Ran
 from gt.core.timeline import TimelineEvent, Transfer
 
 
 class Timeline:
     """The commands that each worker ran inside `with gt.debug.timeline() as t:`. All times are nanoseconds of the
-    machine's monotonic clock. Each worker records at most `limit` commands; `dropped` counts the others."""
+    machine's monotonic clock. Each worker records at most `limit` commands; `dropped` counts the others.
+
+    >>> with gt.debug.timeline() as t:
+    ...     y = gt.ones(2) + 1
+    >>> [event.op for event in t.events if event.op.startswith("aten")]
+    ['aten.ones.default', 'aten.add.Tensor']
+    >>> 0 < t.busy(0) <= t.span
+    True
+    """
 
     def __init__(self, limit: int) -> None:
         self.events: list[TimelineEvent] = []
@@ -20,28 +27,15 @@ class Timeline:
 
     def __enter__(self) -> Timeline:
         session = self._session = active_session.current()
-        if session.is_recording:
-            raise SessionError("a timeline is being recorded already; leave its block before entering another one")
-        while self._read(0):
-            pass  # commands of an earlier block whose end could not be read
-        self.events, self.dropped, session.is_recording = [], 0, True
-        session.read_timeline(self._limit)
+        self._recording = session.recordings.begin(self._limit)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._session.is_recording = False
-        while self._read(0):
-            pass
+        recording = self._recording
+        self._session.recordings.end(recording)
+        self.events = [_event(self._session, worker, ran) for worker, ran in recording.ran]
         self.events.sort(key=lambda event: (event.start, event.worker))
-
-    def _read(self, limit: int) -> bool:
-        """Take some recorded commands; returns whether there were any."""
-        found = False
-        for timeline in self._session.read_timeline(limit).workers:
-            self.events += [_event(self._session, timeline.worker, ran) for ran in timeline.ran]
-            self.dropped += timeline.dropped
-            found = found or bool(timeline.ran)
-        return found
+        self.dropped = recording.dropped
 
     @property
     def workers(self) -> list[int]:
@@ -65,7 +59,13 @@ class Timeline:
 
 
 def timeline(limit: int = 1 << 16) -> Timeline:
-    """Record the commands of the workers inside: `with gt.debug.timeline() as t: ...; print(t.idle(0) / t.span)`."""
+    """Record the commands of the workers inside: `with gt.debug.timeline() as t: ...; print(t.idle(0) / t.span)`.
+
+    >>> with gt.debug.timeline() as t:
+    ...     y = gt.ones(2) + 1
+    >>> t.workers, t.dropped
+    ([0], 0)
+    """
     if not 0 < limit <= MAX_RECORDED:
         raise ValueError(f"a timeline of {limit} commands of each worker is not possible: 1 to {MAX_RECORDED} are")
     return Timeline(limit)

@@ -13,6 +13,7 @@ from gt.core.messages import (
     Goodbye,
     Instruction,
     Progress,
+    ReadStory,
     Rejected,
     Report,
     RunSegment,
@@ -27,6 +28,9 @@ from gt.dispatcher.membership import Membership
 from gt.dispatcher.message_capture import CaptureRequests, MessageCapture
 from gt.dispatcher.message_queue import MessageQueue, Outgoing, ToClient, ToWorkers
 from gt.dispatcher.plan_cache import PlanCache
+from gt.dispatcher.plan_table import plan_observer
+from gt.dispatcher.recent_batches import RecentBatches
+from gt.dispatcher.recent_messages import RecentMessages
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.rejection import reject, reject_internal_error
 from gt.dispatcher.reports import Reports
@@ -34,6 +38,8 @@ from gt.dispatcher.requests import Requests
 from gt.dispatcher.segments import RunPart, Segments, Single
 from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.tensor_records import TensorRecord
+from gt.dispatcher.tensor_stories import tell_story
 from gt.dispatcher.transactions import Transactions
 from gt.dispatcher.worker_records import DeadWorker
 from gt.wire.codec import Buffer
@@ -44,19 +50,20 @@ log = logging.getLogger("gt.dispatcher")
 class Dispatcher:
     """Methods that carry out something return the messages to send, in the one order that all workers follow. The
     `observer`, if there is one, sees each message. `copy_limit` is the most bytes of copies on a worker (None: half
-    of the memory of the smallest worker)."""
+    of the memory of the smallest worker). `recent` is set while somebody wants to know the lines of tensors."""
 
     def __init__(self, observer: Observer | None = None, copy_limit: int | None = None) -> None:
         state = self.state = State()
         outgoing = self._outgoing = MessageQueue(state, observer)
         self._transactions = Transactions(state, outgoing)
-        redistributor = Redistributor(state, outgoing)
-        plan_cache = PlanCache(state, outgoing, redistributor)
+        plans_seen = plan_observer()
+        redistributor = Redistributor(state, outgoing, plans_seen)
+        plan_cache = PlanCache(state, outgoing, redistributor, plans_seen)
         store = GroupStore(state, outgoing)
         self._requests = Requests(state, outgoing)
         self._fair_queue = FairQueue(state)
         self._reports = Reports(state, outgoing, self._transactions, self._requests, store)
-        segments = self._segments = Segments(state, outgoing, plan_cache)
+        segments = self._segments = Segments(state, outgoing, plan_cache, plans_seen)
         self._membership = Membership(
             state,
             outgoing,
@@ -70,7 +77,11 @@ class Dispatcher:
         )
         self._instructions = Instructions(state, outgoing, redistributor, self._requests, plan_cache, segments)
         self._instructions.actions[Goodbye] = self._goodbye
+        self._instructions.actions[ReadStory] = self._read_story
+        self._recent_messages: dict[int, RecentMessages] = {}
         self.captures = CaptureRequests()
+        self.failures = outgoing.failures
+        self.recent: RecentBatches | None = None
 
     # Workers and sessions
 
@@ -99,15 +110,23 @@ class Dispatcher:
         return [*self._outgoing.take(), *self._take_turns()]
 
     def open_session(self, host: str, pid: int) -> int:
-        return self._membership.open_session(host, pid)
+        session = self._membership.open_session(host, pid)
+        self._recent_messages[session] = RecentMessages()
+        return session
 
     def end_session(self, ident: int) -> list[Outgoing]:
         """A client has left, with or without a Goodbye: free everything of its session."""
         self._membership.end_session(ident)
+        self._recent_messages.pop(ident, None)
         return self._outgoing.take()
 
     def _goodbye(self, session: SessionRecord, goodbye: Goodbye, _: Buffer | None) -> None:
         self._membership.remove_session(session.ident)
+        self._recent_messages.pop(session.ident, None)
+
+    def _read_story(self, session: SessionRecord, read: ReadStory, _: Buffer | None) -> None:
+        commands = self._recent_messages[session.ident].commands(session)
+        self._outgoing.answer(session.ident, tell_story(self.state, session, commands, read.request, read.id))
 
     def take(self) -> list[Outgoing]:
         """Messages queued before an unexpected exception."""
@@ -145,7 +164,6 @@ class Dispatcher:
     def instruct(self, ident: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> list[Outgoing]:
         """Carry out instructions immediately, each in a transaction of its own. Hot path: a transaction as in
         `Transactions.begin`, without its calls."""
-        log.debug("client %d: %d instructions and %d tensors", ident, len(batch), len(buffers))
         session = self.state.sessions.get(ident)
         if session is None:
             return [ToClient(ident, Rejected(0, f"session {ident} has ended"))]
@@ -155,6 +173,7 @@ class Dispatcher:
         actions, outgoing = self._instructions.actions, self._outgoing
         inverses, queued = self.state.undo.inverses, outgoing.queued
         observed = outgoing.observer is not None
+        created: dict[int, TensorRecord] = {}
         singles: Iterable[Single] = batch
         if RunSegment in map(type, batch):
             singles = self._segments.expanded(session, batch)
@@ -172,11 +191,17 @@ class Dispatcher:
                 self.state.commit()
             if observed:
                 outgoing.observe_from(start)
+            if capture is not None:
+                created |= outgoing.created_from(start)
             if type(instruction) is Goodbye:
                 break
         sent = outgoing.take()
+        if sent and (messages := self._recent_messages.get(ident)) is not None:
+            messages.add(sent, has_bytes=bool(buffers))
         if capture is not None:
-            capture.note_batch(session, batch, sent, start_time)
+            capture.note_batch(session, batch, sent, start_time, created)
+        if (recent := self.recent) is not None:
+            recent.note(session, batch)
         return sent
 
     def _observe_received(self, ident: int, instruction: Single) -> None:

@@ -23,9 +23,12 @@ from gt.core.messages import (
     Located,
     LocateTensor,
     MemoryReport,
+    NonFiniteReport,
     NoteGradient,
+    PlaceTensor,
     QueryOp,
     ReadMemory,
+    ReadNonFinite,
     ReadStats,
     ReadTimeline,
     ReadTraffic,
@@ -103,6 +106,7 @@ class Instructions:
             QueryOp: ops.query,
             CreateTensor: self._create,
             Redistribute: self._redistribute,
+            PlaceTensor: self._place,
             FetchTensor: self._fetch,
             ReadVersions: reads.read_versions,
             NoteGradient: self._buckets.note,
@@ -113,6 +117,7 @@ class Instructions:
             ReadTraffic: self._read_traffic,
             ReadStats: self._read_stats,
             ReadMemory: self._read_memory,
+            ReadNonFinite: self._read_non_finite,
             ReadTimeline: self._read_timeline,
             DefineOp: self._define_op,
             ForgetOps: self._forget_ops,
@@ -166,6 +171,17 @@ class Instructions:
         self._redistributor.move(session, tensor, move.input, move.output, target, "redistribute", move.site)
         self._state.add_tensor(move.output, TensorRecord.of(tensor.meta, target, placed=True))
 
+    def _place(self, session: SessionRecord, place: PlaceTensor, _: Buffer | None) -> None:
+        """A tensor that was freed, or has no value, is left alone: no value depends on its layout."""
+        tensor = self._state.tensors.get(place.id)
+        spec = layout_from_record(place.layout)
+        self._plan_cache.require_workers(spec.mesh)
+        if tensor is None:
+            return
+        require_layout_fit(spec, tensor.meta)
+        self._buckets.reduce(session, (place.id,), "place", place.site)
+        self._redistributor.place(session, place.id, spec.normal(tensor.meta.shape), place.site)
+
     def _free(self, session: SessionRecord, free: FreeTensors, _: Buffer | None) -> None:
         for mesh, idents in self._state.free(free.ids).items():
             self._outgoing.command(mesh.workers, FreeTensors(tuple(idents)))
@@ -176,7 +192,9 @@ class Instructions:
     def _locate(self, session: SessionRecord, locate: LocateTensor, _: Buffer | None) -> None:
         if locate.request in self._state.pending:
             raise IdInUse("request", locate.request)
-        self._outgoing.answer(session.ident, Located(locate.request, self._state.tensor(locate.id).spec.record()))
+        copies = tuple([spec.record() for spec in self._state.copies.get(locate.id, ())])
+        layout = self._state.tensor(locate.id).spec.record()
+        self._outgoing.answer(session.ident, Located(locate.request, layout, copies))
 
     # Requests to all workers
 
@@ -192,6 +210,9 @@ class Instructions:
 
     def _read_memory(self, session: SessionRecord, read: ReadMemory, _: Buffer | None) -> None:
         self._ask_all(read.request, read, MemoryReport)
+
+    def _read_non_finite(self, session: SessionRecord, read: ReadNonFinite, _: Buffer | None) -> None:
+        self._ask_all(read.request, read, NonFiniteReport)
 
     def _read_timeline(self, session: SessionRecord, read: ReadTimeline, _: Buffer | None) -> None:
         self._ask_all(read.request, read, TimelineReport)

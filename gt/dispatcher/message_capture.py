@@ -7,19 +7,11 @@ before. Timelines of the workers are part of a capture; the dispatcher asks for 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gt.core.errors import ProtocolError, SessionError
-from gt.core.message_events import (
-    BatchPlanned,
-    Direction,
-    Event,
-    MonitorEvent,
-    ObservedMessage,
-    WorkerRan,
-    WorkerSampled,
-)
+from gt.core.message_events import BatchPlanned, Event, MonitorEvent, WorkerRan, WorkerSampled
 from gt.core.messages import (
     MAX_RECORDED,
     RAN_AT_ONCE,
@@ -30,9 +22,11 @@ from gt.core.messages import (
     RunSegment,
     TimelineReport,
 )
-from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers, describe_message, expand_command
+from gt.dispatcher.message_descriptions import command_events, message_event
+from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.dispatcher.requests import require_timeline
 from gt.dispatcher.session_records import SessionRecord
+from gt.dispatcher.tensor_records import TensorRecord
 
 
 class _Batch(NamedTuple):
@@ -41,6 +35,7 @@ class _Batch(NamedTuple):
     session: SessionRecord
     instructions: Sequence[Instruction]
     outgoing: Sequence[Outgoing]
+    created: Mapping[int, TensorRecord]
 
 
 class _Reported(NamedTuple):
@@ -65,10 +60,17 @@ class MessageCapture:
         self._samples: list[WorkerSampled] = []
 
     def note_batch(
-        self, session: SessionRecord, batch: Sequence[Instruction], outgoing: Sequence[Outgoing], start: int
+        self,
+        session: SessionRecord,
+        batch: Sequence[Instruction],
+        outgoing: Sequence[Outgoing],
+        start: int,
+        created: Mapping[int, TensorRecord],
     ) -> None:
+        """`created` are the tensors that the outgoing commands create from nothing: their layouts may be forgotten when
+        the capture ends."""
         if self._has_room(len(batch) + len(outgoing)):
-            self._noted.append(_Batch(start, self.clock(), session, batch, outgoing))
+            self._noted.append(_Batch(start, self.clock(), session, batch, outgoing, created))
 
     def note_report(
         self, session: SessionRecord | None, worker: int, report: Report, outgoing: Sequence[Outgoing]
@@ -96,8 +98,8 @@ class MessageCapture:
             if isinstance(noted, _Batch):
                 yield from self._events_of_batch(noted)
             else:
-                yield _event(noted.time, "WORKER_RECV", f"worker {noted.worker}", noted.session, noted.report)
-                yield from _sent(noted.time, noted.session, noted.outgoing)
+                yield message_event(noted.session, "WORKER_RECV", f"worker {noted.worker}", noted.report, noted.time)
+                yield from _sent(noted.time, noted.session, noted.outgoing, {})
         sites = {noted.session.ident: noted.session for noted in self._noted if noted.session is not None}
         for worker, ran in self._ran:
             session = sites.get(ran.session)
@@ -111,9 +113,9 @@ class MessageCapture:
         for instruction in batch.instructions:
             for single in _expand_instruction(session, instruction):
                 count += 1
-                yield _event(batch.start, "RECV", f"client {session.ident}", session, single)
+                yield message_event(session, "RECV", f"client {session.ident}", single, batch.start)
         yield BatchPlanned(session.ident, batch.start, batch.end, count)
-        yield from _sent(batch.end, session, batch.outgoing)
+        yield from _sent(batch.end, session, batch.outgoing, batch.created)
 
 
 class CaptureRequests:
@@ -177,20 +179,14 @@ class CaptureRequests:
             del self._asked[request]
 
 
-def _sent(when: int, session: SessionRecord | None, outgoing: Sequence[Outgoing]) -> Iterator[Event]:
+def _sent(
+    time: int, session: SessionRecord | None, outgoing: Sequence[Outgoing], created: Mapping[int, TensorRecord]
+) -> Iterator[Event]:
     for message in outgoing:
         if isinstance(message, ToClient):
-            yield _event(when, "SEND", f"client {message.session}", session, message.answer)
-            continue
-        for command in expand_command(session, message.command):
-            for worker in message.workers:
-                yield _event(when, "WORKER_SEND", f"worker {worker}", session, command)
-
-
-def _event(
-    when: int, direction: Direction, peer: str, session: SessionRecord | None, message: ObservedMessage
-) -> Event:
-    return Event(direction, peer, message, *describe_message(session, message), when)
+            yield message_event(session, "SEND", f"client {message.session}", message.answer, time)
+        else:
+            yield from command_events(session, message.command, message.workers, created, time)
 
 
 def _expand_instruction(session: SessionRecord, instruction: Instruction) -> Sequence[Instruction]:

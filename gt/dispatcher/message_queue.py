@@ -8,22 +8,15 @@ from typing import TypeAlias
 
 import msgspec
 
-from gt.core.message_events import Details, Direction, Event, ObservedMessage, Observer, TensorCreated
+from gt.core.message_events import Direction, ObservedMessage, Observer
 from gt.core.message_fields import owner_of
-from gt.core.messages import (
-    Answer,
-    Command,
-    DefineOp,
-    DefineSite,
-    FreeTensors,
-    RunOp,
-    RunSegment,
-    WorkerCreateTensor,
-)
+from gt.core.messages import Answer, Command, Failed, FreeTensors, OpFailed
+from gt.dispatcher.failure_log import FailureLog
+from gt.dispatcher.message_descriptions import command_events, created_by, message_event
 from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord
-from gt.sharding.spec import DeviceMesh, local_box
+from gt.sharding.spec import DeviceMesh
 from gt.wire.codec import Buffer, join
 
 
@@ -61,12 +54,13 @@ def split_bytes(buffer: Buffer | None, sizes: Sequence[int]) -> list[Buffer | No
 
 class MessageQueue:
     """Messages wait in `queued` until `take`. The `observer`, if there is one, sees each message once it is certain to
-    be sent."""
+    be sent. `failures` are those that clients were told of."""
 
     def __init__(self, state: State, observer: Observer | None) -> None:
         self.observer = observer
         self._state = state
         self.queued: list[Outgoing] = []
+        self.failures = FailureLog()
 
     def command(
         self, workers: tuple[int, ...], command: Command, buffer: Buffer | None = None, exchanges: bool = False
@@ -85,6 +79,8 @@ class MessageQueue:
         """Does nothing for a session that has ended."""
         if session in self._state.sessions:
             self.queued.append(ToClient(session, answer, buffers))
+            if isinstance(answer, OpFailed | Failed):
+                self.failures.note(self._state.sessions[session], answer.failure)
 
     def take(self) -> list[Outgoing]:
         queued, self.queued = self.queued, []
@@ -92,77 +88,27 @@ class MessageQueue:
 
     def observe_from(self, start: int) -> None:
         """Show the observer the queued messages from position `start` on."""
+        assert self.observer is not None
         for message in self.queued[start:]:
             if isinstance(message, ToClient):
                 self.observe("SEND", f"client {message.session}", message.answer)
-            else:
-                for command in expand_command(self._owner(message.command), message.command):
-                    for worker in message.workers:
-                        self._observe_command(worker, command)
+                continue
+            owner = self._owner(message.command)
+            for event in command_events(owner, message.command, message.workers, self._state.tensors):
+                self.observer(event)
 
-    def _observe_command(self, worker: int, command: Command) -> None:
-        """Show the observer a command, and after it the tensors that it creates from nothing."""
-        peer = f"worker {worker}"
-        if isinstance(command, WorkerCreateTensor):
-            self.observe("WORKER_SEND", peer, command, self._describe_part(command.id, worker))
-            return
-        self.observe("WORKER_SEND", peer, command)
-        if isinstance(command, RunOp) and not command.inputs and self.observer is not None:
-            op, site = describe_message(self._owner(command), command)
-            for output in command.outputs:
-                details = self._describe_part(output, worker)
-                self.observer(Event("WORKER_SEND", peer, TensorCreated(output), op, site, details=details))
-
-    def _describe_part(self, ident: int, worker: int) -> Details:
-        """The part of a tensor on a worker. Nothing is known of a tensor that a segment has freed already."""
-        tensor = self._state.tensors.get(ident)
-        return describe_part(tensor, worker) if tensor is not None and worker in tensor.spec.mesh else ()
+    def created_from(self, start: int) -> dict[int, TensorRecord]:
+        """The tensors that the queued messages from position `start` on create from nothing, and that still exist."""
+        tensors = self._state.tensors
+        commands = [message.command for message in self.queued[start:] if isinstance(message, ToWorkers)]
+        created = [ident for command in commands for ident in created_by(self._owner(command), command)]
+        return {ident: tensors[ident] for ident in created if ident in tensors}
 
     def _owner(self, message: ObservedMessage) -> SessionRecord | None:
         return self._state.sessions.get(owner_of(message))
 
-    def observe(self, direction: Direction, peer: str, message: ObservedMessage | None, details: Details = ()) -> None:
+    def observe(self, direction: Direction, peer: str, message: ObservedMessage | None) -> None:
         """Show the observer a message, with the names of its op, site and scope."""
-        if self.observer is None:
-            return
-        session = self._owner(message) if message is not None else None
-        op, site = describe_message(session, message)
-        self.observer(Event(direction, peer, message, op, site, details=(*details, *_describe_scope(session, message))))
-
-
-def expand_command(session: SessionRecord | None, command: Command) -> Sequence[Command]:
-    """The commands that a RunSegment stands for; any other command alone."""
-    if not isinstance(command, RunSegment) or session is None:
-        return (command,)
-    part = session.segment_parts.get(command.segment_id)
-    return part.body.commands(command) if part is not None else (command,)
-
-
-def describe_message(session: SessionRecord | None, message: ObservedMessage | None) -> tuple[str, str]:
-    """The names of a message's op and site; empty if it has none."""
-    if isinstance(message, DefineOp):
-        return message.signature.op, ""
-    if isinstance(message, DefineSite):
-        return "", f"{message.file}:{message.line}"
-    op_id, site_id = getattr(message, "op_id", None), getattr(message, "site", None)
-    op = session.op_name(op_id) if session is not None and op_id is not None else ""
-    site = session.site(site_id) if session is not None and site_id is not None else ""
-    return op, site
-
-
-def _describe_scope(session: SessionRecord | None, message: ObservedMessage | None) -> Details:
-    scope = session.scopes.get(getattr(message, "scope", 0)) if session is not None else None
-    return () if scope is None else (("scope", scope.name),)
-
-
-def describe_part(tensor: TensorRecord, worker: int) -> Details:
-    """The shape of a tensor, the slice of it that a worker holds, and its layout; without spaces, so that `grep` and
-    `cut` can find them: axes that cut one dim are separated by a slash."""
-    shape = tensor.meta.shape
-    box = local_box(tensor.spec, shape, worker)
-    spec = str(tensor.spec).replace(", ", ",").replace(" + ", "+").replace("+ ", "+").replace(" ", "/")
-    return (
-        ("shape", "x".join(map(str, shape)) or "()"),
-        ("slice", ",".join([f"{start}:{stop}" for start, stop in box]) or "()"),
-        ("spec", spec or "()"),
-    )
+        if self.observer is not None:
+            owner = self._owner(message) if message is not None else None
+            self.observer(message_event(owner, direction, peer, message))

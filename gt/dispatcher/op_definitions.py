@@ -22,6 +22,7 @@ InputLayout: TypeAlias = ShardingSpec | tuple[ShardingSpec, ...]
 PlanKey: TypeAlias = tuple[Policy | InputLayout | tuple[int, int] | str, ...]
 MoveKey: TypeAlias = tuple[TensorMove, ...]
 _REDUCES_FIRST = "reduces first"
+MOVE = "redistribute"  # the name of programs that only move tensors
 
 
 def plan_key(
@@ -52,6 +53,24 @@ class CachedPlan(NamedTuple):
     moves_inputs: bool
     exchanges: bool
     needs_preparation: bool
+
+
+class OpFacts(NamedTuple):
+    """The facts about an op or program that outlive it: its name, the positions of the inputs that it writes to, and
+    the layouts of its results."""
+
+    name: str
+    writes: tuple[int, ...]
+    layouts: tuple[ShardingSpec, ...] = ()
+
+    @property
+    def is_move(self) -> bool:
+        return self.name == MOVE
+
+    @classmethod
+    def of_program(cls, name: str, plan: Plan) -> OpFacts:
+        writes = plan.program.consumes if plan.program is not None and name != MOVE else ()
+        return cls(name, writes, tuple(spec for _, spec in plan.results))
 
 
 class SubsetOp(NamedTuple):

@@ -8,23 +8,34 @@ from gt.core.messages import DefineOp, ForgetOps, Gathered, RunOp
 from gt.dispatcher.errors import InvalidInstruction, NoValue
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.op_definitions import CachedPlan, InputLayout, OpRecord, plan_key
-from gt.dispatcher.planner import mesh_with_most_bytes, plan_op
+from gt.dispatcher.plan_records import PlanObserver, record_plan
+from gt.dispatcher.planner import plan_op
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord
+from gt.sharding.considered_strategies import NotedCall
+from gt.sharding.op_programs import mesh_with_most_bytes
 from gt.sharding.program_builder import Register
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.signals.policy import Policy
 
 
 class PlanCache:
-    """The plans themselves are part of the state: `OpRecord.plans`."""
+    """The plans themselves are part of the state: `OpRecord.plans`. The `observer`, if there is one, sees each new
+    plan."""
 
-    def __init__(self, state: State, outgoing: MessageQueue, redistributor: Redistributor) -> None:
+    def __init__(
+        self,
+        state: State,
+        outgoing: MessageQueue,
+        redistributor: Redistributor,
+        observer: PlanObserver | None = None,
+    ) -> None:
         self._state = state
         self._outgoing = outgoing
         self._redistributor = redistributor
+        self._observer = observer
 
     def find_or_plan(
         self, session: SessionRecord, op: OpRecord, call: RunOp, policy: Policy | None, *, reduces_first: bool = False
@@ -43,7 +54,11 @@ class PlanCache:
         if found is None:
             metas = [tensor.meta for tensor in tensors]
             copies = [layout[1:] if isinstance(layout, tuple) else () for layout in layouts]
-            plan = plan_op(op.signature, metas, specs, fallback, aliased_inputs, policy, copies, reduces_first)
+            noted: list[NotedCall] | None = [] if self._observer is not None else None
+            plan = plan_op(op.signature, metas, specs, fallback, aliased_inputs, policy, copies, reduces_first, noted)
+            if self._observer is not None and noted is not None:
+                scope, line = session.scope_name(call.scope), session.site(call.site)
+                self._observer(record_plan(op.signature, metas, specs, copies, plan, noted, scope, line))
             placed = policy.places if policy is not None else True if op.layout is not None else None
             found = self._redistributor.define_plan(session, plan, op.op_id, op.signature.op, op.input_count, placed)
             self._state.add_plan(op, key, found)
@@ -115,5 +130,5 @@ class PlanCache:
         """Remove the programs of plans from the workers."""
         for cached in plans:
             workers = tuple(worker for worker in cached.plan.workers if worker in self._state.workers)
-            if self._state.forget_program(session, cached.op_id) and workers:
+            if self._state.forget_program(session, cached) and workers:
                 self._outgoing.command(workers, ForgetOps((cached.op_id,)))

@@ -11,11 +11,12 @@ from typing import NamedTuple
 from gt.core.messages import Collective
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.core.signatures import Compute, Move, Program, Signature, Whole
+from gt.sharding.considered_strategies import NotedCall
 from gt.sharding.constraints import Target
-from gt.sharding.op_programs import build_op
+from gt.sharding.op_programs import build_op, mesh_with_most_bytes
 from gt.sharding.program_builder import ProgramBuilder, Register
 from gt.sharding.reshard import ReshardStep, plan_reshard
-from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
+from gt.sharding.spec import DeviceMesh, ShardingSpec, mesh_of, spec_of, whole
 from gt.signals.policy import Policy
 
 
@@ -48,6 +49,7 @@ def plan_op(
     policy: Policy | None = None,
     copies: Sequence[tuple[ShardingSpec, ...]] = (),
     reduces_first: bool = False,
+    noted: list[NotedCall] | None = None,
 ) -> Plan:
     """The cheapest way to run an op. It runs on the mesh of the inputs it writes, else on that of its scope, else on
     the one that holds most bytes of its inputs, and on `fallback` if it has no inputs.
@@ -55,7 +57,7 @@ def plan_op(
     `aliased_inputs` maps each input that aliases a written one to that one's position; on whole tensors both share
     memory. `copies` are, per input, other layouts in which it exists too; a written input is written in its own layout,
     so its copies do not count. With `reduces_first` partial inputs are reduced before the op, because it is not linear
-    with the scalars of this call.
+    with the scalars of this call. `noted` gets the calls that were laid out by a rule, with their strategies.
     """
     usable = [() if i in signature.writes else layouts for i, layouts in enumerate(copies or [()] * len(specs))]
     inputs = [Register(meta, spec, layouts) for meta, spec, layouts in zip(metas, specs, usable, strict=True)]
@@ -68,14 +70,17 @@ def plan_op(
     elif signature.layout is not None:
         layout = spec_of(signature.layout)
         mesh, targets = layout.mesh, [layout for _ in signature.outputs]
+    elif signature.algorithm is not None and signature.algorithm.mesh is not None:
+        mesh = mesh_of(signature.algorithm.mesh)
     elif policy is not None:
         mesh = policy.mesh
         targets = [policy.target(meta.shape) if inputs else policy.layout(meta.shape) for meta in signature.outputs]
     else:
         mesh = mesh_with_most_bytes(inputs) or fallback
-        if all(register.spec is whole(mesh, len(register.meta.shape)) for register in inputs):
+        is_whole = all(register.spec is whole(mesh, len(register.meta.shape)) for register in inputs)
+        if is_whole and signature.algorithm is None:
             return _plan_whole(signature, mesh)
-    built = build_op(signature, mesh, inputs, targets, aliased_inputs or {}, reduces_first=reduces_first)
+    built = build_op(signature, mesh, inputs, targets, aliased_inputs or {}, reduces_first=reduces_first, noted=noted)
     is_sharded = any(spec.mesh.size > 1 and any(spec.dims) for _, spec, _ in inputs)
     writes_all = bool(signature.fully_written) and not aliased_inputs
     return _finish(signature, built.builder, built.results, built.gathered if is_sharded else "", writes_all)
@@ -86,14 +91,6 @@ def _plan_whole(signature: Signature, mesh: DeviceMesh) -> Plan:
     sources = tuple([(position, None) for position in range(len(signature.paths))])
     results = tuple([(meta, whole(mesh, len(meta.shape))) for meta in signature.outputs])
     return Plan(mesh.workers, sources, results, None)
-
-
-def mesh_with_most_bytes(inputs: Sequence[Register]) -> DeviceMesh | None:
-    """The mesh with the most bytes of the inputs, so that the fewest move; of equals the larger mesh."""
-    nbytes: dict[DeviceMesh, int] = {}
-    for meta, spec, _ in inputs:
-        nbytes[spec.mesh] = nbytes.get(spec.mesh, 0) + meta.nbytes
-    return max(nbytes, key=lambda mesh: (nbytes[mesh], mesh.size, [-worker for worker in mesh.workers]), default=None)
 
 
 def plan_move(meta: TensorMeta, source: ShardingSpec, target: ShardingSpec) -> Plan:
@@ -141,14 +138,16 @@ def plan_moves(moves: Sequence[TensorMove]) -> Plan:
     return Plan(workers, sources, results, program, collectives)
 
 
+def moves_in(program: Program) -> list[TensorMove]:
+    """The moves among the steps of a program."""
+    steps = [step for step in program.steps if isinstance(step, Move)]
+    return [TensorMove(step.meta, spec_of(step.source), spec_of(step.target)) for step in steps]
+
+
 def collectives_of(program: Program, op: str) -> tuple[Collective, ...]:
     """The communication steps of a program."""
-    found = []
-    for step in program.steps:
-        if isinstance(step, Move):
-            move = TensorMove(step.meta, spec_of(step.source), spec_of(step.target))
-            found += [Collective(part.kind, part.axes, nbytes, op) for part, nbytes in move.steps() if nbytes]
-    return tuple(found)
+    parts = [part for move in moves_in(program) for part in move.steps()]
+    return tuple([Collective(step.kind, step.axes, nbytes, op) for step, nbytes in parts if nbytes])
 
 
 def _reduces_inputs(

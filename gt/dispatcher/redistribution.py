@@ -9,7 +9,8 @@ import msgspec
 from gt.core.messages import STEP_TOKEN, Collective, FreeTensors, RunOp, WorkerDefineProgram
 from gt.dispatcher.copy_limit import copies_to_drop
 from gt.dispatcher.message_queue import MessageQueue
-from gt.dispatcher.op_definitions import CachedPlan, MoveKey
+from gt.dispatcher.op_definitions import MOVE, CachedPlan, MoveKey
+from gt.dispatcher.plan_records import PlanObserver, record_moves
 from gt.dispatcher.planner import Plan, TensorMove, plan_moves
 from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
@@ -19,17 +20,20 @@ from gt.sharding.spec_text import parse_spec
 
 
 class Redistributor:
-    """Gives tensors other layouts, by commands to the workers that hold them."""
+    """Gives tensors other layouts, by commands to the workers that hold them. The `observer`, if there is one, sees
+    each new plan of moves."""
 
-    def __init__(self, state: State, outgoing: MessageQueue) -> None:
+    def __init__(self, state: State, outgoing: MessageQueue, observer: PlanObserver | None = None) -> None:
         self._state = state
         self._outgoing = outgoing
+        self._observer = observer
 
     def define_plan(
         self, session: SessionRecord, plan: Plan, op_id: int, op: str, input_count: int, placed: bool | None = None
     ) -> CachedPlan:
         """Define the program of a plan on its workers, with an id of the dispatcher's own; a plan without a program
         keeps `op_id`. `placed`: see TensorRecord.of."""
+        self._state.count_plan(session)
         results = tuple(TensorRecord.of(meta, spec, placed) for meta, spec in plan.results)
         moves_inputs = plan.sources != tuple((position, None) for position in range(input_count))
         needs_preparation = moves_inputs or plan.linear or plan.reduces or bool(plan.gathered)
@@ -127,7 +131,7 @@ class Redistributor:
         self, session: SessionRecord, moves: Sequence[tuple[int, int, TensorMove]], op: str, site: int
     ) -> None:
         """Move tensors in one exchange: for each the id it has, the id that the moved tensor gets, and the move."""
-        cached = self._plan_of_moves(session, tuple([move for _, _, move in moves]))
+        cached = self._plan_of_moves(session, tuple([move for _, _, move in moves]), op, site)
         self.note_collectives(session, cached.plan.collectives, site, op)
         sources, targets = tuple([source for source, _, _ in moves]), tuple([target for _, target, _ in moves])
         self._run(cached, sources, targets, site)
@@ -135,40 +139,57 @@ class Redistributor:
     def sum_tokens(self, session: SessionRecord, workers: Sequence[int], token: int, tokens: int, site: int) -> None:
         """Sum the step tokens of some workers; each of them gets the sum."""
         mesh = DeviceMesh([len(workers)], ["w"], workers)
-        cached = self._plan_of_moves(session, (TensorMove(STEP_TOKEN, parse_spec("- + w", mesh), whole(mesh, 1)),))
+        move = TensorMove(STEP_TOKEN, parse_spec("- + w", mesh), whole(mesh, 1))
+        cached = self._plan_of_moves(session, (move,), "the step's end", site)
         self._run(cached, (token,), (tokens,), site)
 
     def _run(self, cached: CachedPlan, sources: tuple[int, ...], targets: tuple[int, ...], site: int) -> None:
         command = RunOp(cached.op_id, sources, targets, (), 0, site)
         self._outgoing.command(cached.plan.workers, command, None, cached.exchanges)
 
-    def _plan_of_moves(self, session: SessionRecord, moves: MoveKey) -> CachedPlan:
+    def _plan_of_moves(self, session: SessionRecord, moves: MoveKey, op: str, site: int) -> CachedPlan:
         cached = session.move_plans.get(moves)
         if cached is None:
-            cached = self.define_plan(session, plan_moves(moves), 0, "redistribute", len(moves))
+            cached = self.define_plan(session, plan_moves(moves), 0, MOVE, len(moves))
             self._state.add_moves(session, moves, cached)
+            if self._observer is not None and cached.plan.collectives:
+                self._observer(record_moves(moves, cached.plan, op, session.site(site)))
         return cached
 
     def rename(self, session: SessionRecord, tensor: TensorRecord, old: int, new: int, site: int) -> None:
         """Give a tensor on workers another id."""
-        cached = self._plan_of_moves(session, (TensorMove(tensor.meta, tensor.spec, tensor.spec),))
+        cached = self._plan_of_moves(session, (TensorMove(tensor.meta, tensor.spec, tensor.spec),), "", site)
         workers = tensor.spec.mesh.workers
         self._outgoing.command(workers, RunOp(cached.op_id, (old,), (new,), (), 0, site))
         self._outgoing.command(workers, FreeTensors((old,)))
 
     def gather_for_good(self, session: SessionRecord, ident: int, mesh: DeviceMesh, site: int) -> None:
         """Make a tensor whole on a mesh and drop it in all other layouts."""
+        target = whole(mesh, len(self._state.tensor(ident).meta.shape))
+        if self._state.tensor(ident).spec is not target:
+            self._move_for_good(session, ident, target, "", site)
+
+    def place(self, session: SessionRecord, ident: int, target: ShardingSpec, site: int) -> None:
+        """Give a tensor another layout, for good. Copies in other layouts are dropped, unless it moves within its mesh
+        and needs no copy itself."""
         tensor = self._state.tensor(ident)
-        target = whole(mesh, len(tensor.meta.shape))
         if tensor.spec is target:
             return
-        gathered = self.in_layout(session, ident, target, "", site)
-        if gathered == ident:
+        if tensor.spec.mesh is target.mesh and target not in self._state.copies.get(ident, {}):
+            self.move(session, tensor, ident, ident, target, "place", site)
+            self._state.set_layout(ident, target)
+        else:
+            self._move_for_good(session, ident, target, "place", site)
+
+    def _move_for_good(self, session: SessionRecord, ident: int, target: ShardingSpec, op: str, site: int) -> None:
+        """Move a tensor and drop it in all other layouts."""
+        moved = self.in_layout(session, ident, target, op, site)
+        if moved == ident:
             return
         for spec, copy in list(self._state.copies.get(ident, {}).items()):
             self._state.drop_copy(ident, spec)
-            self._outgoing.free([(copy, spec.mesh)] if copy != gathered else [])
-        self._replace_with_copy(session, ident, gathered, target, site)
+            self._outgoing.free([(copy, spec.mesh)] if copy != moved else [])
+        self._replace_with_copy(session, ident, moved, target, site)
 
     def drop_copy(self, ident: int, spec: ShardingSpec) -> None:
         copy = self._state.drop_copy(ident, spec)

@@ -9,6 +9,7 @@ from gt.core.messages import (
     Failed,
     Fetched,
     MemoryReport,
+    NonFiniteReport,
     Queried,
     Stats,
     Synchronized,
@@ -22,7 +23,17 @@ from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.wire.codec import Buffer
 
 Reply: TypeAlias = (
-    Fetched | Uploaded | Queried | Failed | Synchronized | Versions | Traffic | Stats | MemoryReport | TimelineReport
+    Fetched
+    | Uploaded
+    | Queried
+    | Failed
+    | Synchronized
+    | Versions
+    | Traffic
+    | Stats
+    | MemoryReport
+    | NonFiniteReport
+    | TimelineReport
 )
 """A report by which a worker answers a request."""
 

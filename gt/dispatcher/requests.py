@@ -10,6 +10,7 @@ from msgspec.structs import astuple
 from gt.core.errors import ProtocolError
 from gt.core.ids import MAX_RESULTS, session_of, short_id
 from gt.core.messages import (
+    MAX_NON_FINITE,
     MAX_SAMPLES,
     MAX_WAYS,
     RAN_AT_ONCE,
@@ -20,6 +21,8 @@ from gt.core.messages import (
     Lost,
     MemoryRead,
     MemoryReport,
+    NonFiniteRead,
+    NonFiniteReport,
     Queried,
     Stats,
     StatsRead,
@@ -120,6 +123,8 @@ class Requests:
             raise ProtocolError(f"bytes were received from {len(received)} workers, more than there ever were")
         if isinstance(reply, Traffic) and len(reply.ways) > MAX_WAYS:
             raise ProtocolError(f"the ways of {len(reply.ways)} collectives are over the limit of {MAX_WAYS}")
+        if isinstance(reply, NonFiniteReport) and len(reply.calls) > MAX_NON_FINITE:
+            raise ProtocolError(f"{len(reply.calls)} commands with NaN are over the limit of {MAX_NON_FINITE}")
         if isinstance(reply, TimelineReport):
             require_timeline(reply)
 
@@ -153,10 +158,13 @@ class Requests:
             return TrafficRead(request, received, collectives, tuple(dict.fromkeys(ways)))
         if isinstance(reply, Stats):
             stats = {worker: reply.stats for worker, reply in pending.replies if isinstance(reply, Stats)}
-            return StatsRead(request, stats)
+            return StatsRead(request, stats, self._state.sessions[session_of(request)].plans_made)
         if isinstance(reply, MemoryReport):
             memory = [(worker, reply.memory) for worker, reply in pending.replies if isinstance(reply, MemoryReport)]
             return MemoryRead(request, tuple(sorted(memory, key=itemgetter(0))))
+        if isinstance(reply, NonFiniteReport):
+            calls = [(worker, reply.calls) for worker, reply in pending.replies if isinstance(reply, NonFiniteReport)]
+            return NonFiniteRead(request, tuple(calls))
         if isinstance(reply, TimelineReport):
             timelines = [(worker, reply) for worker, reply in pending.replies if isinstance(reply, TimelineReport)]
             return TimelineRead(

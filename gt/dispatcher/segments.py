@@ -22,6 +22,7 @@ from gt.core.messages import (
     FreeTensors,
     Instruction,
     NoteGradient,
+    PlaceTensor,
     RunOp,
     RunSegment,
 )
@@ -30,6 +31,7 @@ from gt.dispatcher.errors import IdInUse, InvalidInstruction, UnknownId
 from gt.dispatcher.message_queue import MessageQueue, ToWorkers
 from gt.dispatcher.op_definitions import CachedPlan, InputLayout, plan_key
 from gt.dispatcher.plan_cache import PlanCache
+from gt.dispatcher.plan_records import PlanObserver, SplitRecord
 from gt.dispatcher.segment_parts import PlannedOp, find_parts, make_part, variant_of
 from gt.dispatcher.segment_records import (
     Layouts,
@@ -47,6 +49,7 @@ from gt.sharding.rules import is_linear_with
 from gt.sharding.spec import ShardingSpec
 from gt.wire.codec import Buffer
 
+_CUTTING = (BeginModule, DropCopies, PlaceTensor)  # end a part, whether or not they send commands
 MAX_SPLITS = 8  # of a segment, for different layouts
 MAX_VARIANTS = 16  # of a split, for different dead slots
 MAX_SEGMENTS = 3 << 10  # of a session; clients forget theirs at two thirds of that
@@ -70,12 +73,15 @@ Single: TypeAlias = Instruction | RunPart
 
 
 class Segments:
-    """Defines, splits and runs the segments of all sessions."""
+    """Defines, splits and runs the segments of all sessions. The `observer`, if there is one, sees each split."""
 
-    def __init__(self, state: State, outgoing: MessageQueue, plan_cache: PlanCache) -> None:
+    def __init__(
+        self, state: State, outgoing: MessageQueue, plan_cache: PlanCache, observer: PlanObserver | None = None
+    ) -> None:
         self._state = state
         self._outgoing = outgoing
         self._plan_cache = plan_cache
+        self._observer = observer
 
     # Definitions
 
@@ -164,7 +170,7 @@ class Segments:
             if type(command) is not RunOp:
                 before = len(sent)
                 yield command
-                if type(command) in (BeginModule, DropCopies) or (type(command) is NoteGradient and len(sent) > before):
+                if type(command) in _CUTTING or (type(command) is NoteGradient and len(sent) > before):
                     cuts.add(position)
                 continue
             op, layouts = body.ops[position], self._layouts(command.inputs)
@@ -280,6 +286,17 @@ class Segments:
             parts.append(part)
         self._state.add_split(session, segment, key, SegmentSplit(tuple(parts)))
         self._state.commit()
+        if self._observer is not None:
+            self._observer(_record_split(session, segment, planned, parts))
+
+
+def _record_split(
+    session: SessionRecord, segment: SegmentRecord, planned: Sequence[PlannedOp], parts: Sequence[SegmentPart]
+) -> SplitRecord:
+    first, last = planned[0], planned[-1]
+    places = tuple([range(part.start, part.end) for part in parts])
+    scope, line = session.scope_name(first.op.scope), session.site(first.op.site)
+    return SplitRecord(segment.segment_id, len(planned), places, first.name, last.name, scope, line)
 
 
 def _can_delay(part: SegmentPart, variant: PartVariant, body: SegmentBody, run: RunSegment) -> bool:

@@ -37,7 +37,8 @@ from gt.dispatcher.message_queue import Outgoing, ToClient
 from gt.dispatcher.ownership import require_ownership
 from gt.dispatcher.peers import Peer, PeerTable
 from gt.dispatcher.pending_connections import MAX_MALFORMED, PendingConnections
-from gt.dispatcher.status import read_status
+from gt.dispatcher.program_view import DispatcherView
+from gt.dispatcher.status import read_unlocked
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload
@@ -74,6 +75,7 @@ class Server:
         self.ended: set[int] = set()
         self.descriptor = self._router.descriptor
         self.dispatcher = Dispatcher(observer, copy_limit)
+        self.view = DispatcherView(self.dispatcher, self._read_progress)
         self.peers = PeerTable()
         self.delivery = Delivery(self._router, self.peers)
         log_path = "" if observer is None else observer.path
@@ -139,9 +141,11 @@ class Server:
 
     def read_status(self) -> ProgramStatus:
         """The status of workers and sessions; any thread may ask."""
-        peers = list(self.peers.by_identity.values())
-        progress = {peer.ident: peer.progress for peer in peers if not peer.is_client}
-        return read_status(self.dispatcher, progress)
+        return self.view.read_status()
+
+    def _read_progress(self) -> dict[int, Sequence[int]]:
+        peers = read_unlocked(lambda: list(self.peers.by_identity.values()))
+        return {peer.ident: peer.progress for peer in peers if not peer.is_client}
 
     def open_local_session(self, deliver: Deliver) -> Welcome:
         """Open a session for this process. Its answers are passed to `deliver`."""

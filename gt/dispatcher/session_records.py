@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gt.core.messages import Collective
 from gt.dispatcher.errors import Cause, UnknownId
-from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord
+from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpFacts, OpRecord
 from gt.dispatcher.planner import TensorMove
 from gt.dispatcher.segment_records import SegmentPart, SegmentRecord
 from gt.signals.policy import Policy
@@ -40,14 +40,14 @@ class SessionRecord:
     """A client's session.
 
     `ops`, `sites` and `scopes` are the client's definitions by id; `program_names` are the names of ops by the ids that
-    the dispatcher gave to their programs, and `move_plans` the cached plans of moves. `forgotten` are the names of the
-    last ops and programs that were removed, which a worker may still run. `collectives` is filled while the client
-    `watches` its traffic. `gatherings` are the (op, site) pairs whose gathering the client was told of. `ids_given`
-    counts the ids that the dispatcher gave; results of queries take ids from `next_result` on. `halted` is set while a
-    step must not write. `workers` have run something for the session. `modules` are the moves by which
-    ops of a module copied its parameters, by the number of the module and the position of the parameter. `segments` are
-    by id, and so are the `segment_parts` that workers know. A session `accumulates` if it adds up the gradients of
-    several backwards.
+    the dispatcher gave to their programs, and `move_plans` the cached plans of moves. `forgotten` are facts about the
+    last ops and programs that were removed, which a worker may still run, and which stories tell of. `collectives` is
+    filled while the client `watches` its traffic. `gatherings` are the (op, site) pairs whose gathering the client was
+    told of. `ids_given` counts the ids that the dispatcher gave; results of queries take ids from `next_result` on.
+    `halted` is set while a step must not write. `workers` have run something for the session. `modules` are the moves
+    by which ops of a module copied its parameters, by the number of the module and the position of the parameter.
+    `segments` are by id, and so are the `segment_parts` that workers know. A session `accumulates` if it adds up the
+    gradients of several backwards. `plans_made` counts the plans made for ops and moves, which are then cached.
     """
 
     ident: int
@@ -57,7 +57,7 @@ class SessionRecord:
     sites: dict[int, tuple[str, int]] = field(default_factory=dict)
     scopes: dict[int, ScopeRecord] = field(default_factory=dict)
     program_names: dict[int, str] = field(default_factory=dict)
-    forgotten: dict[int, str] = field(default_factory=dict)
+    forgotten: dict[int, OpFacts] = field(default_factory=dict)
     move_plans: dict[MoveKey, CachedPlan] = field(default_factory=dict)
     watches: bool = False
     collectives: list[Collective] = field(default_factory=list)
@@ -71,6 +71,7 @@ class SessionRecord:
     segments: dict[int, SegmentRecord] = field(default_factory=dict)
     segment_parts: dict[int, SegmentPart] = field(default_factory=dict)
     accumulates: bool = False
+    plans_made: int = field(default=0, compare=False)
 
     def op(self, op_id: int) -> OpRecord:
         found = self.ops.get(op_id)
@@ -82,7 +83,13 @@ class SessionRecord:
         file, line = self.sites.get(site_id, ("?", 0))
         return f"{file}:{line}"
 
+    def scope_name(self, scope_id: int) -> str:
+        scope = self.scopes.get(scope_id)
+        return scope.name if scope is not None else ""
+
     def op_name(self, op_id: int) -> str:
         if op_id in self.ops:
             return self.ops[op_id].signature.op
-        return self.program_names.get(op_id) or self.forgotten.get(op_id, "")
+        if op_id in self.forgotten:
+            return self.forgotten[op_id].name
+        return self.program_names.get(op_id, "")

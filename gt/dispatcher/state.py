@@ -13,7 +13,7 @@ from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_DISPATCHER_ID, MAX_RESULTS, SESSION_SHIFT, session_of, short_id
 from gt.core.messages import Collective, Failure, WorkerInfo, WorkerJoinStore
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoWorkers, UnknownId
-from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpRecord, PlanKey, SubsetOp
+from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpFacts, OpRecord, PlanKey, SubsetOp
 from gt.dispatcher.planner import TensorMove
 from gt.dispatcher.request_records import PendingRequest
 from gt.dispatcher.segment_records import SegmentKey, SegmentRecord, SegmentSplit
@@ -24,7 +24,7 @@ from gt.sharding.foreach_subsets import ForeachSubset
 from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy
 
-NAMES_KEPT = 1024  # of ops and programs of a session that were removed
+FACTS_KEPT = 1024  # of ops and programs of a session that were removed
 MODULES_KEPT = 1 << 14  # modules of a session whose needed layouts are remembered
 
 
@@ -205,6 +205,10 @@ class State(TensorLosses):
         self.define_op(session, OpRecord.of(added.op_id, subset.signature))
         return added
 
+    def count_plan(self, session: SessionRecord) -> None:
+        """Count a plan that was made. Not undone: it was made, even if its instruction fails."""
+        session.plans_made += 1
+
     def define_site(self, session: SessionRecord, site_id: int, file: str, line: int) -> None:
         self.undo.put(session.sites, site_id, (file, line))
 
@@ -245,7 +249,7 @@ class State(TensorLosses):
         """Remove ops with their plans, and the plans of all moves; returns the plans."""
         ops = [self.undo.drop(session.ops, op_id) for op_id in dict.fromkeys(op_ids) if op_id in session.ops]
         for op in ops:
-            self._keep_name(session, op.op_id, op.signature.op)
+            self._keep_facts(session, op.op_id, OpFacts(op.signature.op, op.signature.writes))
         moves = self.forget_moves(session, list(session.move_plans))
         return [*[plan for op in ops for plan in op.plans.values()], *moves]
 
@@ -259,16 +263,17 @@ class State(TensorLosses):
             if worker in cached.plan.workers
         ]
 
-    def forget_program(self, session: SessionRecord, op_id: int) -> bool:
-        """Returns whether there was such a program."""
-        if op_id not in session.program_names:
+    def forget_program(self, session: SessionRecord, cached: CachedPlan) -> bool:
+        """Returns whether the plan had a program."""
+        if cached.op_id not in session.program_names:
             return False
-        self._keep_name(session, op_id, self.undo.drop(session.program_names, op_id))
+        name = self.undo.drop(session.program_names, cached.op_id)
+        self._keep_facts(session, cached.op_id, OpFacts.of_program(name, cached.plan))
         return True
 
-    def _keep_name(self, session: SessionRecord, op_id: int, name: str) -> None:
-        self.undo.put(session.forgotten, op_id, name)
-        if len(session.forgotten) > NAMES_KEPT:
+    def _keep_facts(self, session: SessionRecord, op_id: int, facts: OpFacts) -> None:
+        self.undo.put(session.forgotten, op_id, facts)
+        if len(session.forgotten) > FACTS_KEPT:
             self.undo.drop(session.forgotten, next(iter(session.forgotten)))
 
     # Segments

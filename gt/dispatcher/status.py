@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from gt.core import worker_progress
 from gt.core.ids import session_of
@@ -17,26 +18,43 @@ from gt.dispatcher.worker_records import WorkerRecord
 _ATTEMPTS = 5  # the dispatcher's thread may change a table while it is read
 
 
+_Read = TypeVar("_Read")
+
+
 def read_status(dispatcher: Dispatcher, progress: Mapping[int, Sequence[int]]) -> ProgramStatus:
     """`progress` has the memory in which each worker shows what it does; workers of other machines have none."""
+
+    def read() -> ProgramStatus:
+        workers = _workers(dispatcher, progress)
+        return ProgramStatus(time.monotonic_ns(), os.getpid(), workers, tuple(_sessions(dispatcher)))
+
+    return read_unlocked(read)
+
+
+def read_workers(dispatcher: Dispatcher, progress: Mapping[int, Sequence[int]]) -> tuple[WorkerState, ...]:
+    """The workers only, which is cheap: the time does not depend on the number of tensors."""
+    return read_unlocked(lambda: _workers(dispatcher, progress))
+
+
+def read_unlocked(read: Callable[[], _Read]) -> _Read:
+    """Read tables that the dispatcher's thread may change meanwhile: again, if it did."""
     for _ in range(_ATTEMPTS - 1):
         try:
-            return _read(dispatcher, progress)
+            return read()
         except RuntimeError:
             time.sleep(0.001)
-    return _read(dispatcher, progress)
+    return read()
 
 
-def _read(dispatcher: Dispatcher, progress: Mapping[int, Sequence[int]]) -> ProgramStatus:
-    cells = {worker: tuple(cell) for worker, cell in progress.items()}
-    workers = [_worker(dispatcher, record, cells) for record in list(dispatcher.state.workers.values())]
-    return ProgramStatus(time.monotonic_ns(), os.getpid(), tuple(workers), tuple(_sessions(dispatcher)))
+def _workers(dispatcher: Dispatcher, progress: Mapping[int, Sequence[int]]) -> tuple[WorkerState, ...]:
+    cells = {worker: tuple(cell[: worker_progress.COUNTERS]) for worker, cell in progress.items()}
+    return tuple([_worker(dispatcher, record, cells) for record in list(dispatcher.state.workers.values())])
 
 
 def _worker(dispatcher: Dispatcher, record: WorkerRecord, cells: Mapping[int, Sequence[int]]) -> WorkerState:
     info = record.info
     cell = cells.get(info.worker, ())
-    if len(cell) < worker_progress.LENGTH or not record.ready:
+    if len(cell) < worker_progress.COUNTERS or not record.ready:
         name = "unknown" if record.ready else "starting"
         return WorkerState(info.worker, info.host, info.pid, info.device, record.memory, name)
     op, site = dispatcher.find_op(cell[worker_progress.OP], cell[worker_progress.SITE])
@@ -56,9 +74,16 @@ def _worker(dispatcher: Dispatcher, record: WorkerRecord, cells: Mapping[int, Se
 
 
 def _waits_for(worker: int, cells: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
-    """The workers that are not at the op for which a worker exchanges tensors."""
-    own = cells[worker][: worker_progress.STATE + 1]
-    return tuple(other for other, cell in cells.items() if cell[: worker_progress.STATE + 1] != own)
+    """The workers that have not come to the op for which a worker exchanges tensors. One whose exchange began later is
+    done with this one."""
+    own = cells[worker]
+    return tuple(other for other, cell in cells.items() if not _has_come(cell, own))
+
+
+def _has_come(cell: Sequence[int], own: Sequence[int]) -> bool:
+    end = worker_progress.STATE + 1
+    is_later = cell[worker_progress.STATE] == EXCHANGING and cell[worker_progress.SINCE] > own[worker_progress.SINCE]
+    return cell[:end] == own[:end] or is_later
 
 
 def _sessions(dispatcher: Dispatcher) -> list[SessionState]:

@@ -68,7 +68,7 @@ class TensorReads:
             shares = place is not None and nbytes > 0 and session.host == self._state.workers[worker].info.host
             own = ByteRange(place.name, nbytes, place.offset + offset) if place is not None and shares else None
             reads.append(ReadPart(worker, nbytes, own))
-            self._outgoing.command((worker,), WorkerFetchTensor(fetch.request, ident, fetch.version, own))
+            self._outgoing.command((worker,), WorkerFetchTensor(fetch.request, ident, fetch.version, own, fetch.site))
             offset += nbytes
         self._requests.wait_for_read(fetch.request, reads, layout)
 

@@ -1,27 +1,74 @@
-"""Explicit layouts of tensors over workers: meshes, placements, and products in a given layout."""
+"""Explicit layouts of tensors over workers: meshes, placements, mappers, collectives, and products.
+
+>>> gt.init(workers=2, mode="virtual")
+>>> mesh = gt.distributed.mesh(2, ("tp",))
+>>> gt.distributed.shard(torch.ones(4, 2), mesh).spec
+ShardingSpec('tp, -' on (tp=2))
+
+`gt.mesh`, `gt.distribute`, `gt.shard`, `gt.replicate` and the classes of layouts are the same under both names.
+"""
 
 from typing import Any
 
 import torch.distributed
 
 from gt.client.creation import distribute, replicate, shard
-from gt.client.layouts import LocalShard, mesh
+from gt.client.layouts import LocalShard, Topology, mesh
+from gt.client.open_meshes import open_mesh
+from gt.distributed.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter, send
+from gt.distributed.interchange import from_device_mesh, from_dtensor, from_shards
+from gt.distributed.mappers import (
+    ConcatMesh2dToTensor,
+    ConcatMeshToTensor,
+    MeshToTensor,
+    ReplicateTensorToMesh,
+    ShardTensor2dMesh,
+    ShardTensorToMesh,
+    TensorToMesh,
+    from_torch,
+    to_torch,
+)
 from gt.distributed.matmul import matmul
+from gt.distributed.plans import ProductPlan, explain
 from gt.sharding.placements import Partial, Replicate, Shard
 from gt.sharding.spec import DeviceMesh, ShardingSpec
+from gt.sharding.virtual_grid import VirtualGrid
 
 __all__ = [
+    "ConcatMesh2dToTensor",
+    "ConcatMeshToTensor",
     "DeviceMesh",
     "LocalShard",
+    "MeshToTensor",
     "Partial",
+    "ProductPlan",
     "Replicate",
+    "ReplicateTensorToMesh",
     "Shard",
+    "ShardTensor2dMesh",
+    "ShardTensorToMesh",
     "ShardingSpec",
+    "TensorToMesh",
+    "Topology",
+    "VirtualGrid",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
     "distribute",
+    "explain",
+    "from_device_mesh",
+    "from_dtensor",
+    "from_shards",
+    "from_torch",
     "matmul",
     "mesh",
+    "open_mesh",
+    "reduce_scatter",
     "replicate",
+    "send",
     "shard",
+    "to_torch",
 ]
 
 

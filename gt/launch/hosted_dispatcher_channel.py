@@ -14,6 +14,7 @@ from gt.core.errors import SessionError, WorkerLost
 from gt.core.message_events import Observer
 from gt.core.messages import Answer, Instruction, Welcome
 from gt.core.program_status import ProgramStatus
+from gt.core.progress import ProgressDisplay
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing
 from gt.dispatcher.server import Server
@@ -21,6 +22,7 @@ from gt.launch.local_processes import LocalProcesses
 from gt.wire import shared_memory
 from gt.wire.client_channel import CLOSED, Received, Upload
 from gt.wire.codec import Payload
+from gt.wire.long_waits import LongWait
 from gt.wire.payloads import CopyBytes, Payloads
 from gt.wire.wakeups import MessageWait
 
@@ -49,21 +51,28 @@ class HostedDispatcherChannel:
                 f"cannot listen at {processes.endpoint}: {error}; the directory for temporary files (TMPDIR) must be "
                 f"writable, and its name short"
             ) from None
+        self.view = self._server.view
         self._arrived: deque[tuple[Answer, Sequence[Payload]]] = deque()
         self._session = 0
         self._closed = False
         self._lock = threading.Lock()
         self._waiting = MessageWait(self._lock)
 
-    def welcome(self, workers: int, timeout: float) -> Welcome:
+    def welcome(self, workers: int, timeout: float, display: ProgressDisplay | None = None) -> Welcome:
         """Wait until so many workers have joined, and open the session."""
         deadline = time.monotonic() + timeout
-        while (ready := len(self._server.dispatcher.ready_workers())) < workers:
-            if time.monotonic() > deadline:
-                raise WorkerLost(f"after {timeout:g} s of waiting: {ready} of {workers} workers are ready")
-            self._processes.watch()
-            if not self._server.turn(waits=False):
-                self.wait()
+
+        def count_ready() -> int:
+            return len(self._server.dispatcher.ready_workers())
+
+        with LongWait(display) as wait:
+            while count_ready() < workers:
+                if time.monotonic() > deadline:
+                    raise WorkerLost(f"after {timeout:g} s of waiting: {count_ready()} of {workers} workers are ready")
+                self._processes.watch()
+                wait.tell(lambda: f"starting workers: {count_ready()} of {workers} are ready")
+                if not self._server.turn(waits=False):
+                    self.wait()
         welcome = self._server.open_local_session(self._deliver)
         self._session = welcome.ident
         return welcome

@@ -10,15 +10,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from gt.core.errors import SessionError
 from gt.core.message_events import Observer
 from gt.core.messages import ByteRange, Command, Instruction, Report, RunOp, Welcome
 from gt.core.program_status import ProgramStatus
 from gt.core.settings import CompileSettings
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
-from gt.dispatcher.status import read_status
+from gt.dispatcher.program_view import DispatcherView
 from gt.version import __version__
-from gt.wire.client_channel import Received, Upload, as_buffer
+from gt.wire.client_channel import CLOSED, Received, Upload, as_buffer
 from gt.wire.codec import Buffer
 from gt.worker.compilation.private_directory import own_directory
 from gt.worker.compilation.server_connection import CompileServerConnection
@@ -45,6 +46,7 @@ class InProcessChannel:
         compiling = compiling or CompileSettings()
         self._compile_server = CompileServerConnection(own_directory, compiling)
         self.dispatcher = Dispatcher(observer, copy_limit)
+        self.view = DispatcherView(self.dispatcher, self._read_progress)
         self._observer = observer
         self.executors = [self._make_executor(number, backend, compiling) for number in range(workers)]
         for executor in self.executors:
@@ -75,14 +77,19 @@ class InProcessChannel:
             self._deliver(self.dispatcher.instruct(self._session, batch, buffers))
 
     def with_dispatcher(self, act: Callable[[Dispatcher], Sequence[Outgoing]]) -> None:
-        """Let another thread use the dispatcher, between two batches; `act` returns the messages to deliver."""
+        """Let another thread use the dispatcher, between two batches; `act` returns the messages to deliver. Raises
+        SessionError after `close`."""
         with self._lock:
+            if not self.executors:
+                raise SessionError(CLOSED)
             self._deliver(act(self.dispatcher))
 
     def read_status(self) -> ProgramStatus:
         """The status of workers and sessions; any thread may ask."""
-        progress = {executor.worker: executor.progress for executor in list(self.executors)}
-        return read_status(self.dispatcher, progress)
+        return self.view.read_status()
+
+    def _read_progress(self) -> dict[int, Sequence[int]]:
+        return {executor.worker: executor.progress for executor in list(self.executors)}
 
     def read_directly(self, ident: int) -> Buffer | None:
         """The bytes of a tensor, read without a request to the dispatcher: a request and its answer take longer than

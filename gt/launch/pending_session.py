@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from gt.client.host_data import copy_bytes
 from gt.client.session import Session
+from gt.client.torch_patches.avoid_dynamo_import import import_shape_functions
 from gt.core.settings import Settings
 from gt.launch.hosted_dispatcher_channel import HostedDispatcherChannel
 from gt.launch.local_processes import LocalProcesses
 from gt.monitor.instruction_log import open_log
+from gt.monitor.progress import open_display
 
 
 class PendingSession:
@@ -17,6 +19,7 @@ class PendingSession:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.workers = settings.workers or 1
+        self._display = open_display(settings.progress)
         self.processes = LocalProcesses(self.workers, settings)
         copy = copy_bytes if settings.shares_memory else None
         try:
@@ -31,11 +34,12 @@ class PendingSession:
     def open(self) -> Session:
         """The session, when all workers are ready. Raises WorkerLost if one of them has ended."""
         try:
-            welcome = self.channel.welcome(self.workers, self.settings.timeout)
+            import_shape_functions()  # while the workers import torch
+            welcome = self.channel.welcome(self.workers, self.settings.timeout, self._display)
         except BaseException:
             self.stop()
             raise
-        return Session(self.channel, welcome, self.settings.auto_shard, self.settings.hot_path)
+        return Session(self.channel, welcome, self.settings.auto_shard, self.settings.hot_path, self._display)
 
     def stop(self) -> None:
         """End the workers before a session was opened."""

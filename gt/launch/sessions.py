@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,6 +19,7 @@ from gt.client.session import FORKED, Session
 from gt.client.torch_patches.torch_compile import patch_compile
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
+from gt.core.readable_units import short_site
 from gt.core.settings import BACKENDS, MODES, Settings, parse_address, read_settings
 from gt.debug.traces import Trace
 from gt.launch.hosted_dispatcher_channel import HostedDispatcherChannel
@@ -26,13 +27,19 @@ from gt.launch.in_process_channel import InProcessChannel
 from gt.launch.local_processes import LocalProcesses
 from gt.launch.pending_session import PendingSession
 from gt.launch.program_captures import ProgramCaptures
+from gt.launch.shapes_channel import ShapesChannel
 from gt.monitor.instruction_log import open_log
 from gt.monitor.monitor_socket import MonitorSocket
+from gt.monitor.progress import open_display
 from gt.signals.registry import registry
+from gt.web_dashboard.start import start_dashboard
 from gt.wire import shared_memory
 from gt.wire.server_keys import keys_directory
 from gt.wire.socket_channel import SocketChannel
 from gt.wire.stderr_logging import configure_logging
+
+if TYPE_CHECKING:
+    from gt.web_dashboard.http_server import Dashboard
 
 TRACE_LIMIT = 1 << 20  # messages in the trace of GT_TRACE, and commands of each worker
 _ENDED = "GT was shut down, and its tensors with it; call gt.init() to start again"
@@ -41,7 +48,8 @@ _ENDED = "GT was shut down, and its tensors with it; call gt.init() to start aga
 class _LaunchState:
     """The worker processes of this program, and the number of workers that its first tensor starts. `start` is that of
     workers whose session was not needed yet; `closed_because` is why no session is opened before `gt.init`. `monitor`
-    is the socket that tools attach to; `trace` is that of GT_TRACE."""
+    is the socket that tools attach to; `trace` is that of GT_TRACE. `channel` leads to the dispatcher, if this process
+    runs it."""
 
     def __init__(self) -> None:
         self.workers_wanted = 0
@@ -50,6 +58,8 @@ class _LaunchState:
         self.closed_because = ""
         self.monitor: MonitorSocket | None = None
         self.trace: Trace | None = None
+        self.channel: InProcessChannel | HostedDispatcherChannel | None = None
+        self.dashboard: Dashboard | None = None
 
     def is_running(self) -> bool:
         return active_session.active is not None or self.start is not None
@@ -66,7 +76,12 @@ def init(
     """Start GT. Without arguments: as the environment says, or with one worker in this process.
 
     `workers=4` starts four worker processes, for which the first use of GT waits; `mode="virtual"` makes them inside
-    this process; `server="localhost:12345"` joins a running server.
+    this process; `mode="shapes"` plans for workers that do not exist, and computes nothing; `server="localhost:12345"`
+    joins a running server.
+
+    >>> gt.init(workers=4, mode="virtual")
+    >>> gt.randn(8, 2).spec.mesh.workers
+    (0, 1, 2, 3)
     """
     with active_session.connecting:  # another thread may start GT too, or wait for its workers
         if _state.is_running():
@@ -85,13 +100,23 @@ def init(
 
 @ends_on_users_line
 def connect(address: str) -> None:
-    """Join a running server: `gt.connect("localhost:12345")`."""
+    """Join a running server: `gt.connect("localhost:12345")`.
+
+    >>> gt.connect("localhost:12345")
+    >>> gt.ones(3).sum().item()
+    3.0
+    """
     init(server=address)
 
 
 @ends_on_users_line
 def gpu_workers(count: int) -> None:
-    """Set how many worker processes the first tensor starts, with a GPU or a share of the CPU's cores each."""
+    """Set how many worker processes the first tensor starts, with a GPU or a share of the CPU's cores each.
+
+    >>> gt.gpu_workers(2)
+    >>> gt.randn(4, 4).spec.mesh.size
+    2
+    """
     if _state.is_running():
         raise SessionError("gt.gpu_workers() must come before the first tensor: GT is running already")
     _state.workers_wanted = _check_count(count, "gt.gpu_workers")
@@ -100,7 +125,12 @@ def gpu_workers(count: int) -> None:
 
 def shutdown() -> None:
     """End the session, and the processes that were started for it. In a signal handler that interrupts GT itself, this
-    happens when GT is done."""
+    happens when GT is done.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> gt.shutdown()
+    >>> gt.init()
+    """
     if is_inside():
         defer(shutdown)
         return
@@ -108,6 +138,10 @@ def shutdown() -> None:
     _end_trace()
     active_session.activate(None)
     _state.closed_because = _ENDED
+    dashboard, _state.dashboard = _state.dashboard, None
+    if dashboard is not None:
+        dashboard.close()
+    _state.channel = None
     monitor, _state.monitor = _state.monitor, None
     if monitor is not None:
         monitor.close()
@@ -126,8 +160,42 @@ def shutdown() -> None:
 
 @ends_on_users_line
 def synchronize() -> None:
-    """Wait until all ops so far are done. Raises a failure that no read has raised yet."""
+    """Wait until all ops so far are done. Raises a failure that no read has raised yet.
+
+    >>> y = gt.randn(100, 100) @ gt.randn(100, 100)
+    >>> gt.synchronize()
+    """
     active_session.current().synchronize()
+
+
+@ends_on_users_line
+def dashboard(port: int = 0) -> Dashboard:
+    """Serve a web page that shows what this program does, at a port of this machine (0: any free one):
+    `print(gt.dashboard().url)`. It ends with `gt.shutdown()`, or with `.close()`. A dashboard that is open is returned
+    again.
+
+    >>> dashboard = gt.dashboard()
+    >>> dashboard.url.startswith("http://127.0.0.1:")
+    True
+    >>> dashboard.close()
+    """
+    session = active_session.current()
+    settings = read_settings()
+    if not session.computes:
+        raise SessionError("a dashboard shows workers, and mode='shapes' has none; use mode='virtual'")
+    if _state.channel is None:
+        raise SessionError(
+            "the workers of this program are those of a server, which other programs use too: start the server with "
+            "`python -m gt.server --dashboard 8787`, and open the address that it prints"
+        )
+    shown = _state.dashboard
+    if shown is not None and shown.is_open:
+        if port in (0, shown.port):
+            return shown
+        raise SessionError(f"a dashboard is open at port {shown.port} already; call its close() to open one at {port}")
+    view, token = _state.channel.view, settings.dashboard_token
+    _state.dashboard = start_dashboard(view, port, token, session.note_quiet_threads)
+    return _state.dashboard
 
 
 def _connect_lazily() -> Session:
@@ -202,15 +270,22 @@ def _open(settings: Settings) -> Session:
     if settings.mode == "connected":
         return _open_connected(settings)
     observer = open_log(settings.log)
+    if settings.mode == "shapes":
+        shapes = ShapesChannel(settings.workers or 1, observer, settings.copy_limit)
+        session = Session(shapes, shapes.welcome(), settings.auto_shard, settings.hot_path, computes=False)
+        return _observed(session, shapes, settings)
     channel = InProcessChannel(
         settings.workers or 1, settings.backend, observer, settings.copy_limit, settings.compiling
     )
-    session = Session(channel, channel.welcome(), settings.auto_shard, settings.hot_path)
+    display = open_display(settings.progress)
+    session = Session(channel, channel.welcome(), settings.auto_shard, settings.hot_path, display)
+    for executor in channel.executors:
+        executor.name_site = lambda site: short_site(session.sites.text(site)) if site else ""
     return _observed(session, channel, settings)
 
 
 def _observed(
-    session: Session, channel: InProcessChannel | HostedDispatcherChannel | None, settings: Settings
+    session: Session, channel: InProcessChannel | ShapesChannel | HostedDispatcherChannel | None, settings: Settings
 ) -> Session:
     """Let tools look at a session, from outside if this process runs the dispatcher, behind `channel`. Begins the trace
     of GT_TRACE."""
@@ -218,6 +293,7 @@ def _observed(
         session.captures = SessionCaptures(session)
     else:
         session.captures = ProgramCaptures(session, channel.with_dispatcher)
+        _state.channel = None if isinstance(channel, ShapesChannel) else channel
         _state.monitor = MonitorSocket(session.captures, channel.read_status, note_threads=session.note_quiet_threads)
     if settings.trace:
         _state.trace = Trace(settings.trace, TRACE_LIMIT)
@@ -244,14 +320,15 @@ def _open_connected(settings: Settings) -> Session:
         keys_directory(settings.keys),
         settings.heartbeat_timeout,
     )
+    display = open_display(settings.progress)
     try:
-        welcome = channel.greet(1, settings.timeout)
+        welcome = channel.greet(1, settings.timeout, display)
     except BaseException:
         channel.close()
         raise
     if settings.instruction_log:
         print(f"gt: {_log_notice(settings, welcome.instruction_log)}", file=sys.stderr)
-    return _observed(Session(channel, welcome, settings.auto_shard, settings.hot_path), None, settings)
+    return _observed(Session(channel, welcome, settings.auto_shard, settings.hot_path, display), None, settings)
 
 
 def _log_notice(settings: Settings, path: str) -> str:
@@ -263,8 +340,12 @@ def _log_notice(settings: Settings, path: str) -> str:
 
 
 def _leave_to_parent() -> None:
-    """After a fork: leave the parent's worker processes, its monitor socket and its trace alone."""
+    """After a fork: leave the parent's worker processes, its monitor socket, its dashboard and its trace alone."""
     _state.processes = None
+    _state.channel = None
+    dashboard, _state.dashboard = _state.dashboard, None
+    if dashboard is not None:
+        dashboard.leave_to_parent()
     _state.trace = None
     monitor, _state.monitor = _state.monitor, None
     if monitor is not None:

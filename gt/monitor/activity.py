@@ -35,31 +35,38 @@ class WorkerActivity(msgspec.Struct, frozen=True):
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """`op_mix` has the ops that the workers were at when they were looked at, with their shares of all looks."""
+    """`op_mix` has the ops that the workers were at when they were looked at, with their shares of all looks, and
+    `line_mix` the lines of the program that these were for."""
 
     pid: int
     workers: tuple[WorkerActivity, ...]
     sessions: tuple[SessionState, ...]
     op_mix: dict[str, float]
+    line_mix: dict[str, float]
 
 
 class ActivityMeter:
-    """Makes activities of the statuses of one program."""
+    """Makes activities of the statuses of one program, each since the status `window` before."""
 
-    def __init__(self) -> None:
-        self._last: ProgramStatus | None = None
-        self._seen: deque[str] = deque(maxlen=REMEMBERED)
+    def __init__(self, window: int = 1) -> None:
+        self._statuses: deque[ProgramStatus] = deque(maxlen=window)
+        self._seen: deque[tuple[str, str]] = deque(maxlen=REMEMBERED)
 
     def add(self, status: ProgramStatus) -> Activity:
-        """The activity since the status before; rates are 0 for the first one."""
-        before = {} if self._last is None else {worker.worker: worker for worker in self._last.workers}
-        seconds = 0.0 if self._last is None else (status.time - self._last.time) / 1e9
-        self._last = status
-        self._seen.extend(worker.op for worker in status.workers if worker.op and worker.state != "idle")
-        looks = Counter(self._seen)
-        mix = {op: count / len(self._seen) for op, count in looks.most_common()}
+        """The activity since an earlier status; rates are 0 for the first one."""
+        last = self._statuses[0] if self._statuses else None
+        before = {} if last is None else {worker.worker: worker for worker in last.workers}
+        seconds = 0.0 if last is None else (status.time - last.time) / 1e9
+        self._statuses.append(status)
+        self._seen.extend((each.op, each.site) for each in status.workers if each.op and each.state != "idle")
+        ops, lines = _mix([op for op, _ in self._seen]), _mix([line for _, line in self._seen if line])
         rows = tuple(_activity(status.time, before.get(each.worker), each, seconds) for each in status.workers)
-        return Activity(status.pid, rows, status.sessions, mix)
+        return Activity(status.pid, rows, status.sessions, ops, lines)
+
+
+def _mix(looks: list[str]) -> dict[str, float]:
+    """The share of each name, the largest first."""
+    return {name: count / len(looks) for name, count in Counter(looks).most_common()}
 
 
 def _activity(now: int, before: WorkerState | None, after: WorkerState, seconds: float) -> WorkerActivity:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from itertools import count
+from typing import Any, TypeAlias
 
 from gt.core.ids import short_id
 from gt.core.message_events import BatchPlanned, OpIssued, WorkerRan, WorkerSampled
-from gt.core.messages import Swapped
+from gt.core.messages import Ran
+from gt.monitor.met_exchanges import MetExchange, met_exchanges
 from gt.monitor.records import MessageSeen, Record
 
 Entry: TypeAlias = dict[str, Any]
@@ -22,6 +24,7 @@ Entry: TypeAlias = dict[str, Any]
 DISPATCHER, FIRST_CLIENT, FIRST_WORKER = 1, 100, 10_000  # process numbers in the trace
 COMPUTE, COLLECTIVES, WAITS, TRANSFERS, SCOPES = range(1, 6)  # threads of a worker
 OPS, CLIENT_WAITS = 1, 2  # threads of a client
+PLANNING = 2  # thread of the dispatcher; viewers call the thread with the number of its process the main thread
 _WORKER_THREADS = {
     COMPUTE: "compute",
     COLLECTIVES: "collectives",
@@ -32,14 +35,6 @@ _WORKER_THREADS = {
 _CLIENT_THREADS = {OPS: "ops issued", CLIENT_WAITS: "waits"}
 _TRANSFERS = frozenset({"upload", "fetch"})
 _ANSWERED = frozenset({"FetchTensor", "Synchronize", "QueryOp", "ReadVersions", "LocateTensor"})
-
-
-class _Exchange(NamedTuple):
-    """A worker's part of an exchange. `met` is the time at which the last of the workers came to it."""
-
-    ran: WorkerRan
-    swap: Swapped
-    met: int
 
 
 def chrome_trace(records: Iterable[Record], dropped: int = 0) -> Entry:
@@ -66,6 +61,7 @@ class _TraceWriter:
             *[record.time for record in self._issued],
         ]
         self._zero = min(starts, default=0)
+        self._arrows = count(1)  # viewers join the ends of an arrow by a number
 
     def entries(self) -> list[Entry]:
         return [
@@ -86,8 +82,7 @@ class _TraceWriter:
     def _names(self) -> Iterator[Entry]:
         clients = {issued.session for issued in self._issued} | {planned.session for planned in self._planned}
         workers = {*[record.worker for record in self._ran], *[sample.worker for sample in self._samples]}
-        yield _metadata("process_name", DISPATCHER, 0, {"name": "dispatcher"})
-        yield _metadata("process_sort_index", DISPATCHER, 0, {"sort_index": 1})
+        yield from _process(DISPATCHER, "dispatcher", 1, {PLANNING: "planning"})
         for session in sorted(clients):
             yield from _process(FIRST_CLIENT + session, f"client {session}", 0, _CLIENT_THREADS)
         for worker in sorted(workers):
@@ -120,52 +115,49 @@ class _TraceWriter:
         for planned in self._planned:
             name = f"plan {planned.instructions} instructions"
             arguments = {"client": planned.session}
-            yield self._slice(DISPATCHER, 1, name, planned.start, planned.end, arguments)
+            yield self._slice(DISPATCHER, PLANNING, name, planned.start, planned.end, arguments)
 
     # Workers
 
     def _worker_ops(self) -> Iterator[Entry]:
-        for worker, ran, site in self._each_ran():
-            thread = TRANSFERS if ran.op in _TRANSFERS else COMPUTE
+        for record in self._ran:
+            ran = record.ran
             arguments = {
-                "line": site,
+                "line": record.site,
                 "scope": ran.scope,
                 "inputs": " ".join(f"%{short_id(ident)}" for ident in ran.inputs),
                 "outputs": " ".join(f"%{short_id(ident)}" for ident in ran.outputs),
             }
-            yield self._slice(FIRST_WORKER + worker, thread, ran.op, ran.start, ran.end, arguments)
-
-    def _each_ran(self) -> Iterator[tuple[int, Any, str]]:
-        for record in self._ran:
-            yield record.worker, record.ran, record.site
+            for start, end in _pieces(ran):
+                yield self._slice(FIRST_WORKER + record.worker, _thread(ran), ran.op, start, end, arguments)
 
     def _exchanges(self) -> Iterator[Entry]:
         """Collectives, the waits for other workers in them, and arrows from senders to receivers."""
-        for number, group in enumerate(met_exchanges(self._ran)):
+        for group in met_exchanges(self._ran):
             begun = {exchange.ran.worker: exchange for exchange in group}
             for exchange in group:
-                process, swap = FIRST_WORKER + exchange.ran.worker, exchange.swap
-                arguments = {
-                    "line": exchange.ran.site,
-                    "op": exchange.ran.ran.op,
-                    "bytes sent": sum(nbytes for _, nbytes in swap.sends),
-                    "bytes received": sum(nbytes for _, nbytes in swap.receives),
-                }
-                kind = swap.kind or "exchange"
-                if exchange.met > swap.start:
-                    late = max(group, key=lambda other: other.swap.start).ran.worker
-                    name = f"wait for worker {late}"
-                    yield self._slice(process, WAITS, name, swap.start, exchange.met, {"line": exchange.ran.site})
-                yield self._slice(process, COLLECTIVES, kind, exchange.met, swap.end, arguments)
-                for peer, _ in swap.receives:
+                yield from self._exchange(exchange)
+                for peer, _ in exchange.swap.receives:
                     if peer in begun:
-                        flow = f"exchange {number} {peer} {exchange.ran.worker}"
-                        sender = begun[peer]
+                        target = max(exchange.met, exchange.swap.end - 1)
                         yield from self._arrow(
-                            flow,
-                            (FIRST_WORKER + peer, COLLECTIVES, sender.met),
-                            (process, COLLECTIVES, max(exchange.met, swap.end - 1)),
+                            "exchange",
+                            (FIRST_WORKER + peer, COLLECTIVES, begun[peer].met),
+                            (FIRST_WORKER + exchange.ran.worker, COLLECTIVES, target),
                         )
+
+    def _exchange(self, exchange: MetExchange) -> Iterator[Entry]:
+        process, swap, site = FIRST_WORKER + exchange.ran.worker, exchange.swap, exchange.ran.site
+        arguments = {
+            "line": site,
+            "op": exchange.ran.ran.op,
+            "bytes sent": sum(nbytes for _, nbytes in swap.sends),
+            "bytes received": sum(nbytes for _, nbytes in swap.receives),
+        }
+        if exchange.late is not None:
+            name = f"wait for worker {exchange.late}"
+            yield self._slice(process, WAITS, name, swap.start, exchange.met, {"line": site})
+        yield self._slice(process, COLLECTIVES, swap.kind or "exchange", exchange.met, swap.end, arguments)
 
     def _scopes(self) -> Iterator[Entry]:
         """Bands: ops of one scope that follow each other on a worker."""
@@ -183,22 +175,18 @@ class _TraceWriter:
     def _flows_to_workers(self) -> Iterator[Entry]:
         """Arrows from the line of a client to the op on each worker."""
         issued = {record.output: record for record in self._issued}
-        for worker, ran, _ in self._each_ran():
+        for record in self._ran:
+            ran = record.ran
             found = next((issued[ident] for ident in ran.outputs if ident in issued), None)
             if found is not None and found.time <= ran.start:
-                thread = TRANSFERS if ran.op in _TRANSFERS else COMPUTE
                 source = (FIRST_CLIENT + found.session, OPS, found.time)
-                yield from self._arrow(
-                    f"op {found.output} {worker}", source, (FIRST_WORKER + worker, thread, ran.start)
-                )
+                yield from self._arrow("op", source, (FIRST_WORKER + record.worker, _thread(ran), ran.start))
 
     # Counters
 
     def _memory(self) -> Iterator[Entry]:
         for sample in self._samples:
-            yield self._counter(
-                FIRST_WORKER + sample.worker, "memory of tensors (MB)", sample.time, sample.nbytes / 1e6
-            )
+            yield self._counter(FIRST_WORKER + sample.worker, "tensors", "MB", sample.time, sample.nbytes / 1e6)
 
     def _queues(self) -> Iterator[Entry]:
         """Ops that were sent to a worker and have not run: known for ops that make tensors."""
@@ -209,14 +197,15 @@ class _TraceWriter:
                 worker = int(seen.peer.rpartition(" ")[2])
                 sent.add((worker, seen.outputs[0]))
                 changes[worker].append((seen.time, 1))
-        for worker, ran, _ in self._each_ran():
-            if ran.outputs and (worker, ran.outputs[0]) in sent:
-                changes[worker].append((ran.end, -1))
+        for record in self._ran:
+            outputs = record.ran.outputs
+            if outputs and (record.worker, outputs[0]) in sent:
+                changes[record.worker].append((record.ran.end, -1))
         for worker, steps in changes.items():
             depth = 0
             for when, change in sorted(steps):
                 depth += change
-                yield self._counter(FIRST_WORKER + worker, "ops in the queue", when, depth)
+                yield self._counter(FIRST_WORKER + worker, "queued", "ops", when, depth)
 
     # Entries
 
@@ -232,17 +221,19 @@ class _TraceWriter:
             "args": arguments,
         }
 
-    def _counter(self, process: int, name: str, when: int, value: float) -> Entry:
-        return {"ph": "C", "pid": process, "name": name, "ts": self._microseconds(when), "args": {"value": value}}
+    def _counter(self, process: int, name: str, unit: str, when: int, value: float) -> Entry:
+        """Perfetto shows the name and the unit, one after the other."""
+        return {"ph": "C", "pid": process, "name": name, "ts": self._microseconds(when), "args": {unit: value}}
 
     def _arrow(self, name: str, source: tuple[int, int, int], target: tuple[int, int, int]) -> Iterator[Entry]:
+        number = next(self._arrows)
         for phase, (process, thread, when) in (("s", source), ("f", target)):
             entry = {
                 "ph": phase,
-                "id": name,
+                "id": number,
                 "pid": process,
                 "tid": thread,
-                "name": name.partition(" ")[0],
+                "name": name,
                 "cat": "flow",
                 "ts": self._microseconds(when),
             }
@@ -252,23 +243,17 @@ class _TraceWriter:
         return (when - self._zero) / 1000
 
 
-def met_exchanges(ran: Iterable[WorkerRan]) -> list[list[_Exchange]]:
-    """The exchanges among workers: each is the parts of its workers, which are the same swap of the same command."""
-    parts: dict[tuple[Any, ...], list[tuple[WorkerRan, Swapped]]] = {}
-    for record in ran:
-        for number, swap in enumerate(record.ran.swaps):
-            key = (record.ran.session, record.ran.op, record.ran.outputs, number)
-            parts.setdefault(key, []).append((record, swap))
-    exchanges = []
-    for members in parts.values():
-        by_worker = {record.worker: swap for record, swap in members}
-        group = []
-        for record, swap in members:
-            peers = [peer for peer, _ in swap.receives if peer in by_worker]
-            met = max([swap.start, *[by_worker[peer].start for peer in peers]])
-            group.append(_Exchange(record, swap, min(met, swap.end)))
-        exchanges.append(group)
-    return exchanges
+def _thread(ran: Ran) -> int:
+    return TRANSFERS if ran.op in _TRANSFERS else COMPUTE
+
+
+def _pieces(ran: Ran) -> list[tuple[int, int]]:
+    """The times in which a command computes: all but its exchanges. The first piece is there even if it is empty, since
+    the arrow of the client leads to it."""
+    ends = [ran.start, *[swap.end for swap in ran.swaps]]
+    starts = [*[swap.start for swap in ran.swaps], ran.end]
+    first, *others = zip(ends, starts, strict=True)
+    return [first, *[(start, end) for start, end in others if end > start]]
 
 
 def _grouped(records: Iterable[Any], key: Any) -> dict[int, list[Any]]:

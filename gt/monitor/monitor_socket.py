@@ -38,6 +38,7 @@ log = logging.getLogger("gt.monitor")
 MAX_TOOLS = 8  # that are attached at the same time
 REQUEST_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
+LAST_ANSWER_SECONDS = 5.0  # that the end of a program waits, at most, for tools to take their last answers
 SHORTEST_INTERVAL = 0.05  # seconds between two answers about the status
 MAX_SECONDS = 3600.0  # of one capture
 MAX_LIMIT = 1 << 22  # records of one capture
@@ -88,11 +89,21 @@ class MonitorSocket:
             remove_socket(self._name)
             if self._thread is not None:
                 self._thread.join(CLOSE_SECONDS)
-            for connection, thread in list(self._attached.items()):
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-                thread.join(CLOSE_SECONDS)
+            self._end_tools()
         listener.close()
+
+    def _end_tools(self) -> None:
+        """Let each tool have its last answer, then end its connection."""
+        attached = list(self._attached.items())
+        for connection, _ in attached:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)  # wakes the thread, as if the tool had said that it has enough
+        deadline = time.monotonic() + LAST_ANSWER_SECONDS
+        for connection, thread in attached:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            thread.join(CLOSE_SECONDS)
 
     @contextlib.contextmanager
     def _noted_thread(self) -> Iterator[None]:
@@ -146,11 +157,11 @@ class MonitorSocket:
             self._capture(connection, request)
 
     def _tell_status(self, connection: socket.socket, interval: float) -> None:
-        """Tell the status until the tool goes."""
-        while interval > 0:
+        """Tell the status until the tool goes or the program ends."""
+        is_ended = not interval > 0
+        while not is_ended:
             send_record(connection, StatusAnswer(self._read_status()))
-            if _is_ended(connection, max(interval, SHORTEST_INTERVAL)):
-                return
+            is_ended = _is_ended(connection, min(max(interval, SHORTEST_INTERVAL), MAX_SECONDS))
             connection.settimeout(REQUEST_SECONDS)
         send_record(connection, StatusAnswer(self._read_status(), is_last=True))
 
@@ -163,7 +174,7 @@ class MonitorSocket:
         try:
             _is_ended(connection, min(max(request.seconds, 0.0), MAX_SECONDS))
         finally:
-            captured = self._captures.end(WORKER_SECONDS)
+            captured = self._captures.end(WORKER_SECONDS if self._listener is not None else CLOSE_SECONDS)
         connection.settimeout(WORKER_SECONDS)
         for records in _batches(records_of(captured.events)):
             send_record(connection, TraceAnswer(records))

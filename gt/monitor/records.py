@@ -18,7 +18,7 @@ from gt.core.message_fields import PAYLOAD_RECORDS, byte_ranges_of, id_fields
 class MessageSeen(msgspec.Struct, frozen=True, tag=True):
     """A message that passed the dispatcher. `command` is its name on the wire, beginning with `Worker` if it goes to a
     worker; `nbytes` is the size of the tensor beside it, -1 if there is none. `request` joins a request and its
-    answer; 0 if it is neither. `details` are known to a live log only."""
+    answer; 0 if it is neither."""
 
     time: int
     direction: str

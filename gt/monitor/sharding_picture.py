@@ -5,54 +5,16 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from gt.core.errors import SettingsError
-from gt.monitor.extras import load_extra
-from gt.monitor.readable_units import print_bytes
+from gt.core.extras import load_extra
+from gt.sharding.held_parts import COLUMNS, HeldPart, parts_html
 
-# Backgrounds on which black text is readable; parts beyond them begin again.
-COLOURS = ("#a6cee3", "#b2df8a", "#fdbf6f", "#fb9a99", "#cab2d6", "#ffff99", "#8dd3c7", "#fccde5", "#d9d9d9", "#ccebc5")
-_COLUMNS = ("worker", "coordinate", "slice", "local shape", "memory", "partial")
 _SIDE, _MARGIN, _TEXT = 420, 40, 13  # pixels of a drawing
-
-
-class HeldPart(NamedTuple):
-    """The part of a tensor that a worker holds. `part` numbers the different parts: replicas have the same one.
-    `intervals` are those of the tensor's dims, and `partial` names the axes along which parts have to be reduced."""
-
-    worker: int
-    coordinate: str
-    part: int
-    intervals: tuple[tuple[int, int], ...]
-    nbytes: int
-    partial: str
-
-    @property
-    def slice(self) -> str:
-        return "[" + ", ".join(f"{start}:{stop}" for start, stop in self.intervals) + "]"
-
-    @property
-    def shape(self) -> str:
-        return "x".join(str(stop - start) for start, stop in self.intervals) or "scalar"
-
-    @property
-    def colour(self) -> str:
-        return COLOURS[self.part % len(COLOURS)]
-
-    def cells(self) -> tuple[str, ...]:
-        return (
-            str(self.worker),
-            self.coordinate,
-            self.slice,
-            self.shape,
-            print_bytes(self.nbytes),
-            self.partial or "-",
-        )
 
 
 class ShardingPicture:
@@ -68,7 +30,7 @@ class ShardingPicture:
 
     def __rich__(self) -> RenderableType:
         table = Table(title=Text(self.title), title_justify="left")
-        for name in _COLUMNS:
+        for name in COLUMNS:
             table.add_column(name)
         for part in self.parts:
             style = f"black on {part.colour}"
@@ -83,14 +45,7 @@ class ShardingPicture:
         return captured.get()
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in _COLUMNS)
-        rows = "".join(
-            f'<tr style="background:{part.colour};color:black">'
-            + "".join(f"<td>{html.escape(cell)}</td>" for cell in part.cells())
-            + "</tr>"
-            for part in self.parts
-        )
-        return f"<table><caption>{html.escape(self.title)}</caption><tr>{head}</tr>{rows}</table>"
+        return parts_html(self.title, self.parts)
 
     def save(self, path: str | Path) -> None:
         """Write a drawing of the parts: the suffix of the file, .svg or .png, says which kind."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from gt.monitor.readable_units import print_bytes, print_seconds
+from gt.core.readable_units import count, print_bytes, print_seconds, short_site
 from gt.monitor.timeline_model import Exchanged, Timeline, Work
 
 EXCHANGE, WAIT, IDLE = "exchange", "wait", "idle"  # kinds of segments, besides those of ops
+NO_LINE = "no line"  # of the program: for what GT does by itself
+SHORT_SHOWN = 5  # of short ops that are drawn together
 
 
 class Segment(NamedTuple):
@@ -48,6 +51,23 @@ def _exchange_segments(part: Exchanged) -> Iterator[Segment]:
     yield Segment(part.met, part.end, EXCHANGE, part.kind, title, part.site)
 
 
+def seconds_by(segments: Iterable[Segment], key: Callable[[Segment], str]) -> dict[str, float]:
+    """The seconds of segments by a property of them, the most first."""
+    spent: dict[str, float] = {}
+    for segment in segments:
+        spent[key(segment)] = spent.get(key(segment), 0.0) + segment.end - segment.start
+    return dict(sorted(spent.items(), key=lambda item: -item[1]))
+
+
+def describe_short(segments: Sequence[Segment]) -> str:
+    """What segments do that are too short to be drawn one by one: how many, how long, and which take the most time."""
+    spent = seconds_by(segments, lambda segment: f"{segment.name} {short_site(segment.site)}".strip())
+    shown = [f"{name}: {print_seconds(seconds)}" for name, seconds in list(spent.items())[:SHORT_SHOWN]]
+    if len(spent) > SHORT_SHOWN:
+        shown.append(f"and {len(spent) - SHORT_SHOWN} others")
+    return "\n".join([f"{count(len(segments), 'short op')}, {print_seconds(sum(spent.values()))}", *shown])
+
+
 def shares_of(segments: Iterable[Segment], seconds: float) -> dict[str, float]:
     """The share of the time that a worker spends with each kind; the rest is idle."""
     spent: dict[str, float] = {}
@@ -62,16 +82,30 @@ def lines_of_program(timeline: Timeline) -> dict[str, dict[str, float]]:
     used: dict[str, dict[str, float]] = {}
     for segments in segments_of(timeline).values():
         for segment in segments:
-            kinds = used.setdefault(segment.site or "no line", {})
+            kinds = used.setdefault(segment.site or NO_LINE, {})
             amount = 1.0 if timeline.has_send_times else segment.end - segment.start
             kinds[segment.kind] = kinds.get(segment.kind, 0.0) + amount
     return dict(sorted(used.items(), key=lambda item: -sum(item[1].values())))
+
+
+def ops_of_lines(timeline: Timeline) -> Counter[str]:
+    """The number of ops of all workers by line of the program."""
+    return Counter(work.site or NO_LINE for work in timeline.work)
+
+
+def waits_of_lines(timeline: Timeline) -> dict[str, tuple[int, float]]:
+    """How often, and for how many seconds, the program waited at each of its lines; the longest first."""
+    found: dict[str, tuple[int, float]] = {}
+    for read in timeline.reads:
+        number, seconds = found.get(read.site or NO_LINE, (0, 0.0))
+        found[read.site or NO_LINE] = (number + 1, seconds + read.end - read.start)
+    return dict(sorted(found.items(), key=lambda item: -item[1][1]))
 
 
 def kinds_of_exchanges(timeline: Timeline) -> dict[str, tuple[int, int]]:
     """The number and the bytes of the exchanges of each kind."""
     found: dict[str, tuple[int, int]] = {}
     for exchange in timeline.exchanges:
-        count, nbytes = found.get(exchange[0].kind, (0, 0))
-        found[exchange[0].kind] = (count + 1, nbytes + sum([part.nbytes for part in exchange]))
+        number, nbytes = found.get(exchange[0].kind, (0, 0))
+        found[exchange[0].kind] = (number + 1, nbytes + sum([part.nbytes for part in exchange]))
     return dict(sorted(found.items(), key=lambda item: -item[1][1]))

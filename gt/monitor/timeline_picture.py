@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gt.core.errors import SettingsError
-from gt.monitor.extras import load_extra
+from gt.core.extras import load_extra
 from gt.monitor.timeline_shapes import Box, Label, Line, Scene, Shape
 
 UNITS = 100  # of a scene in an inch

@@ -3,52 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from gt.monitor.readable_units import count, print_bytes, print_seconds, short_site, ticks
+from gt.core.readable_units import count, print_bytes, print_seconds, short_site, ticks
+from gt.monitor.timeline_colors import COLORS, MEANINGS, READS, STRIPES
 from gt.monitor.timeline_lanes import (
     EXCHANGE,
     IDLE,
     WAIT,
     Segment,
-    kinds_of_exchanges,
-    lines_of_program,
+    describe_short,
+    seconds_by,
     segments_of,
     shares_of,
 )
-from gt.monitor.timeline_model import TRANSFER, Exchanged, Timeline, scope_bands
+from gt.monitor.timeline_margin import CodeOf, draw_margin
+from gt.monitor.timeline_model import Exchanged, Timeline, scope_bands
 from gt.monitor.timeline_shapes import INK, PALE, PAPER, Box, Label, Line, Scene, Shape, fitting, text_width
-from gt.sharding.op_kinds import CONTRACTION, CREATION_OP, MOVEMENT, OPTIMIZER, OTHER, POINTWISE_OP, REDUCTION_OP
 
-COLORS = {
-    CONTRACTION: "#3b6fb6",
-    POINTWISE_OP: "#5aa469",
-    REDUCTION_OP: "#3fb8af",
-    MOVEMENT: "#a58a6f",
-    CREATION_OP: "#e3c34a",
-    OPTIMIZER: "#8e6bbf",
-    OTHER: "#9aa3ad",
-    TRANSFER: "#2f4858",
-    EXCHANGE: "#f0642d",
-    WAIT: "#fbd5c6",
-    IDLE: "#eef1f4",
-}
-MEANINGS = {
-    CONTRACTION: "products, convolutions",
-    POINTWISE_OP: "pointwise",
-    REDUCTION_OP: "reductions, norms",
-    MOVEMENT: "local moves, views",
-    CREATION_OP: "creation, random",
-    OPTIMIZER: "optimizer lists",
-    OTHER: "other",
-    TRANSFER: "to and from the program",
-    EXCHANGE: "exchange with workers",
-    WAIT: "waits for a worker",
-    IDLE: "idle",
-}
-STRIPES = "#e0805c"
 ARROW = "#b3390b"
 SCOPES = ("#dbe7f7", "#f7e3cf", "#dcefdc", "#eadff5", "#f9dfe4", "#d9f0f0", "#f3efc8", "#e4e4e4")
 
@@ -57,11 +31,6 @@ SCOPE_HEIGHT, READ_HEIGHT, GAP = 15.0, 20.0, 34.0
 BUCKET = 2.0  # what is shorter is drawn together, with the colour of what took most of the time
 ARROW_BINS = 6.0  # of several arrows between two workers that begin so near to each other, the largest is drawn
 MAX_ARROWS_OF = 4  # workers; an exchange of more is one line through their lanes
-TOP_LINES, LINE_HEIGHT = 9, 30.0
-
-
-CodeOf: TypeAlias = Callable[[str], str]
-"""The text of a line of the program, from its file and number."""
 
 
 class _Lane(NamedTuple):
@@ -115,7 +84,8 @@ class _Drawing:
         ]
         for lane in self._lanes.values():
             shapes += [*self._lane_label(lane), *self._bar(lane)]
-        shapes += [*self._arrows(), *self._margin(), *self._legend()]
+        margin = draw_margin(self._timeline, self._right + 28, RIGHT - 48, TOP - 2, self._height, self._code)
+        shapes += [*self._arrows(), *margin, *self._legend()]
         return Scene(self._width, self._height, shapes, self._name)
 
     def _x(self, time: float) -> float:
@@ -220,21 +190,20 @@ class _Drawing:
 
     def _buckets(self, lane: _Lane, segments: Sequence[Segment]) -> Iterator[Shape]:
         """Segments that are too short to be seen: together, as dense as they are in time."""
-        buckets: dict[int, dict[str, float]] = {}
+        buckets: dict[int, list[Segment]] = {}
         for segment in segments:
-            times = buckets.setdefault(int((self._x(segment.start) - LEFT) / BUCKET), {})
-            times[segment.kind] = times.get(segment.kind, 0.0) + max(segment.end - segment.start, 1e-9)
+            buckets.setdefault(int((self._x(segment.start) - LEFT) / BUCKET), []).append(segment)
         looks = []
-        for number, times in sorted(buckets.items()):
+        for number, members in sorted(buckets.items()):
+            times = seconds_by(members, lambda segment: segment.kind)
             density = sum(times.values()) * self._scale / BUCKET
-            kind = max(times, key=lambda kind: times[kind])
-            looks.append((number, kind, round(min(max(density, 0.3), 1.0) * 4) / 4))
+            looks.append((number, next(iter(times)), round(min(max(density, 0.3), 1.0) * 4) / 4))
         numbered = enumerate(looks)
         for (_, kind, opacity), run in groupby(numbered, lambda look: (look[1][0] - look[0], *look[1][1:])):
-            members = [number for _, (number, _, _) in run]
-            x = LEFT + members[0] * BUCKET
-            title = f"short ops, mostly {MEANINGS[kind]}"
-            yield Box(x, lane.y, len(members) * BUCKET, lane.height, COLORS[kind], title, opacity)
+            numbers = [number for _, (number, _, _) in run]
+            title = describe_short([segment for number in numbers for segment in buckets[number]])
+            x = LEFT + numbers[0] * BUCKET
+            yield Box(x, lane.y, len(numbers) * BUCKET, lane.height, COLORS[kind], title, opacity)
 
     def _marks(self, lane: _Lane) -> Iterator[Shape]:
         """The times of sends: nothing is known of how long the commands took."""
@@ -272,8 +241,10 @@ class _Drawing:
             width = max(self._x(read.end) - x, 1.0)
             y = self._clients[read.client]
             title = f"{read.command} {read.site}: {print_seconds(read.end - read.start)}"
-            yield Box(x, y, width, READ_HEIGHT, "#c9d1d9", title, edge=PAPER)
-            if name := fitting(f"waits at {short_site(read.site)}", width - 8, 10):
+            yield Box(x, y, width, READ_HEIGHT, READS, title, edge=PAPER)
+            place = short_site(read.site)
+            names = (f"waits at {place}", place, f"line {place.rpartition(':')[2]}", place.rpartition(":")[2])
+            if name := next((name for name in names if text_width(name, 10) <= width - 8), ""):
                 yield Label(x + width / 2, y + READ_HEIGHT / 2, name, 10, INK, "middle")
 
     # Exchanges
@@ -315,49 +286,6 @@ class _Drawing:
             title = f"{exchange[0].kind} among {len(exchange)} workers, {exchange[0].site}"
             y1, y2 = lanes[0].y, lanes[-1].y + lanes[-1].height
             yield Line(x, y1, x, y2, ARROW, line_width(nbytes), False, title, 0.7)
-
-    # The margin
-
-    def _margin(self) -> Iterator[Shape]:
-        """The lines of the program that take the most time on workers, or that send most commands; and the kinds of
-        exchanges, if there is room."""
-        x, y, width = self._right + 28, TOP - 2, RIGHT - 48
-        what = "Commands" if self._timeline.has_send_times else "Time of workers"
-        yield Label(x, y, f"{what} by line", 12, is_bold=True)
-        used = lines_of_program(self._timeline)
-        kinds = kinds_of_exchanges(self._timeline)
-        room = self._height - y - 60 - (22 + 17 * len(kinds) if kinds else 0)
-        most = max(sum(spent.values()) for spent in used.values())
-        visible = [(site, spent) for site, spent in used.items() if sum(spent.values()) >= most / 250]
-        shown = visible[: min(TOP_LINES, max(int(room / LINE_HEIGHT), 3))]
-        for site, spent in shown:
-            y += LINE_HEIGHT if y > TOP else 24
-            yield from self._line_of_program(x, y, width, site, spent, most)
-        if len(used) > len(shown):
-            yield Label(x, y + 28, f"and {count(len(used) - len(shown), 'more line')}", 10, PALE)
-            y += 14
-        y += 44
-        if kinds and y + 17 * len(kinds) < self._height:
-            yield Label(x, y, "Exchanges", 12, is_bold=True)
-            for at, (kind, (number, nbytes)) in enumerate(kinds.items(), 1):
-                yield Label(x, y + 2 + 17 * at, f"{number} {kind}", 10.5)
-                yield Label(x + width, y + 2 + 17 * at, print_bytes(nbytes) if nbytes else "", 10.5, PALE, "end")
-
-    def _line_of_program(
-        self, x: float, y: float, width: float, site: str, spent: dict[str, float], most: float
-    ) -> Iterator[Shape]:
-        total = sum(spent.values())
-        amount = f"{total:.0f}" if self._timeline.has_send_times else print_seconds(total)
-        code = self._code(site)
-        place = short_site(site)
-        yield Label(x, y, fitting(f"{place.rpartition(':')[2]}: {code}" if code else place, width - 56, 10.5), 10.5)
-        yield Label(x + width, y, amount, 10.5, PALE, "end")
-        for kind, color in COLORS.items():
-            length = spent.get(kind, 0.0) / max(most, 1e-9) * width
-            if length > 0:
-                title = f"{site}: {MEANINGS[kind]}"
-                yield Box(x, y + 8, length, 8, color, title, hatch=STRIPES if kind == WAIT else "")
-                x += length
 
 
 def line_width(nbytes: int) -> float:

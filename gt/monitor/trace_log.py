@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from gt.core.message_events import WorkerRan
 from gt.core.messages import Swapped
-from gt.monitor.chrome_trace import met_exchanges
 from gt.monitor.log_rows import LogRow, print_ids, printable, row_of
+from gt.monitor.met_exchanges import met_exchanges
 from gt.monitor.records import MessageSeen, Record
 
 RUN, DONE = "WORKER_RUN", "WORKER_DONE"

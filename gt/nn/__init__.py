@@ -2,6 +2,12 @@
 
 A class of this module is a subclass of torch's that builds itself inside `gt.device()`; it behaves as torch's in every
 other way, and `isinstance(gt.nn.Linear(1, 1), torch.nn.Linear)` holds. Names that create no parameters are torch's own.
+
+>>> model = gt.nn.Sequential(gt.nn.Linear(3, 4), gt.nn.ReLU(), gt.nn.Linear(4, 1))
+>>> model(gt.ones(2, 3)).shape
+torch.Size([2, 1])
+>>> isinstance(gt.nn.Linear(1, 1), torch.nn.Linear)
+True
 """
 
 from __future__ import annotations
@@ -46,7 +52,12 @@ class _ParameterType(type(torch.nn.Parameter)):  # type: ignore[misc]
 
 
 class Parameter(torch.nn.Parameter, metaclass=_ParameterType):
-    """Torch's parameter, made on GT."""
+    """Torch's parameter, made on GT.
+
+    >>> weight = gt.nn.Parameter(torch.ones(2))
+    >>> isinstance(weight, gt.Tensor), weight.requires_grad
+    (True, True)
+    """
 
     def __new__(cls, data: torch.Tensor | None = None, requires_grad: bool = True) -> torch.nn.Parameter:  # type: ignore[misc]
         return torch.nn.Parameter(to_gt(torch.empty(0) if data is None else data.detach()), requires_grad)

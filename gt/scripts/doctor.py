@@ -25,9 +25,10 @@ from rich.table import Table
 import gt
 from gt.core.cpus import usable_cpus
 from gt.core.errors import GTError
+from gt.core.readable_units import print_bytes
 from gt.core.settings import read_settings
 from gt.monitor.attachment import running_programs
-from gt.monitor.readable_units import print_bytes
+from gt.scripts.command_line import run_tool
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.file_descriptors import open_files_limit
@@ -60,6 +61,10 @@ def main() -> int:
     options = parser.parse_args()
     if options.workers < 0:
         parser.error("--workers is a number of workers of at least 0")
+    return run_tool("gt.scripts.doctor", lambda: _doctor(options))
+
+
+def _doctor(options: argparse.Namespace) -> int:
     findings = list(examine(options.workers))
     if options.json:
         print(msgspec.json.encode(findings).decode())

@@ -10,11 +10,12 @@ import linecache
 import sys
 from pathlib import Path
 
-from gt.core.errors import GTError, SettingsError
+from gt.core.errors import SettingsError
 from gt.monitor.timeline_html import print_html
 from gt.monitor.timeline_model import read_timeline
 from gt.monitor.timeline_picture import UNITS, save_picture
 from gt.monitor.timeline_scene import draw_scene
+from gt.scripts.command_line import positive_number, run_tool
 
 WIDTH, DPI = 15.0, 100.0
 LEAST_WIDTH, LEAST_HEIGHT, MOST_PIXELS = 7.0, 3.0, 30_000
@@ -27,25 +28,28 @@ def main() -> int:
     )
     parser.add_argument("logs", type=Path, nargs="+", metavar="LOG", help="traces/trace_*.log, or GT_INSTRUCTION_LOG")
     parser.add_argument(
-        "-o", "--output", type=Path, help="the picture (default: beside the log); several logs add their names to it"
+        "-o",
+        "--output",
+        type=Path,
+        help="the picture or its directory (default: beside the log); several logs add their names",
     )
-    parser.add_argument("--width", type=_positive, default=WIDTH, help=f"in inches (default: {WIDTH:g})")
-    parser.add_argument("--height", type=_positive, help="in inches (default: by the number of workers)")
-    parser.add_argument("--dpi", type=_positive, default=DPI, help=f"pixels of an inch (default: {DPI:g})")
+    parser.add_argument("--width", type=positive_number, default=WIDTH, help=f"in inches (default: {WIDTH:g})")
+    parser.add_argument("--height", type=positive_number, help="in inches (default: by the number of workers)")
+    parser.add_argument("--dpi", type=positive_number, default=DPI, help=f"pixels of an inch (default: {DPI:g})")
     parser.add_argument("--html", action="store_true", help="write a web page with titles under the pointer")
     options = parser.parse_args()
     if options.width < LEAST_WIDTH or (options.height or LEAST_HEIGHT) < LEAST_HEIGHT:
         parser.error(f"a picture has at least {LEAST_WIDTH:g} by {LEAST_HEIGHT:g} inches")
     if max(options.width, options.height or 0) * options.dpi > MOST_PIXELS:
         parser.error(f"a picture has at most {MOST_PIXELS} pixels each way; choose a smaller --dpi")
-    try:
-        for log in options.logs:
-            path = _output(log, options.output, len(options.logs) > 1, options.html)
-            draw_log(log, path, options.width, options.height, options.dpi)
-            print(path)
-    except GTError as error:
-        print(f"gt.scripts.visualize: {error}", file=sys.stderr)
-        return 1
+    return run_tool("gt.scripts.visualize", lambda: _visualize(options))
+
+
+def _visualize(options: argparse.Namespace) -> int:
+    for log in options.logs:
+        path = _output(log, options.output, len(options.logs) > 1, options.html)
+        draw_log(log, path, options.width, options.height, options.dpi)
+        print(path)
     return 0
 
 
@@ -79,7 +83,9 @@ def code_at(site: str, before: float) -> str:
 
 
 def _output(log: Path, output: Path | None, is_one_of_several: bool, html: bool) -> Path:
-    """The file of a log's picture."""
+    """The file of a log's picture. A directory gets a file with the name of the log."""
+    if output is not None and output.is_dir():
+        return output / log.with_suffix(".html" if html else ".png").name
     path = output or log
     if output is not None and is_one_of_several:
         path = output.with_name(f"{output.stem}_{log.stem}{output.suffix}")
@@ -89,13 +95,6 @@ def _output(log: Path, output: Path | None, is_one_of_several: bool, html: bool)
     if path.suffix not in (".png", ".html"):
         raise SettingsError(f"{path}: a picture is a .png or .html file")
     return path
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return value
 
 
 if __name__ == "__main__":

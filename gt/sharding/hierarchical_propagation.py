@@ -1,5 +1,5 @@
-"""Layouts for all values of a program trace, propagated from constraints on some of them. For experiments: the
-dispatcher plans op by op and does not use it.
+"""Layouts for all values of a program trace, propagated from constraints on some of them: those of a plan of
+`gt.auto_shard`, which explains itself by them. The dispatcher plans op by op and does not use it.
 
 The algorithm of Shardy, in three nested loops:
 

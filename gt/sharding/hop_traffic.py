@@ -121,6 +121,8 @@ def moved_elements(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> 
 @functools.lru_cache(maxsize=65536)
 def stored_elements(shape: Shape, spec: ShardingSpec) -> int:
     """The elements that all workers together hold, replicas included."""
+    if spec.is_skewed:
+        return int(np.add.reduce(worker_boxes(spec, shape).sizes))
     lengths = [total_length(cuts) if cuts else size for size, cuts in zip(shape, spec.cuts, strict=True)]
     return math.prod(lengths) * (spec.mesh.size // group_size(spec.mesh, spec.axes))
 

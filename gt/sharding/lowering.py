@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.core.signatures import Arg
 from gt.sharding.constraints import Target
+from gt.sharding.factors import OpShardingRule
 from gt.sharding.op_calls import LocalContext, LocalProgram, OpCall
 from gt.sharding.rules import lower, rule_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec, compute_local_shape
 from gt.sharding.strategies import OpOperand, OpResult
-from gt.sharding.strategy_choice import Choice, propagate_sharding
+from gt.sharding.strategy_choice import Choice, RankedChoice, propagate_sharding, ranked_choices
 
 _FrozenCall: TypeAlias = tuple[
     str,
@@ -65,9 +66,32 @@ def _infer(
 ) -> Choice:
     op, args, kwargs, inputs, outputs, positions = frozen
     call = OpCall(op, args, dict(kwargs), inputs, outputs, positions)
+    problem = _problem_of(call, specs, targets, copies, reduces_first)
+    if problem is None:
+        raise NoRule(call.op)
+    rule, operands, results = problem
+    choice = propagate_sharding(rule, operands, results, mesh)
+    return choice if rule.reads_values else _with_partial_inputs(choice, specs, operands)
+
+
+class _Problem(NamedTuple):
+    """A rule, and the operands and results that it is to be applied to."""
+
+    rule: OpShardingRule
+    operands: list[OpOperand]
+    results: list[OpResult]
+
+
+def _problem_of(
+    call: OpCall,
+    specs: Sequence[ShardingSpec],
+    targets: Sequence[Target],
+    copies: Sequence[tuple[ShardingSpec, ...]],
+    reduces_first: bool,
+) -> _Problem | None:
     rule = rule_of(call)
     if rule is None:
-        raise NoRule(call.op)
+        return None
     rule = rule.reducing_first() if reduces_first else rule
     assert (len(rule.operands), len(rule.results)) == (len(call.inputs), len(call.outputs)), (
         f"{call} has the rule {rule}"
@@ -81,12 +105,40 @@ def _infer(
         OpResult(meta.shape, ITEM_BYTES[meta.dtype], target)
         for meta, target in zip(call.outputs, list(targets) or [None] * len(call.outputs), strict=True)
     ]
-    choice = propagate_sharding(rule, operands, results, mesh)
-    if rule.reads_values:
-        return choice
-    chosen = zip(specs, needed, choice.strategy.operands, strict=True)
-    unmoved = tuple([spec if taken is wanted else taken for spec, wanted, taken in chosen])
+    return _Problem(rule, operands, results)
+
+
+def _with_partial_inputs(choice: Choice, specs: Sequence[ShardingSpec], operands: Sequence[OpOperand]) -> Choice:
+    """The choice of an op that does not read the values of its inputs: partial ones may stay as they are."""
+    chosen = zip(specs, operands, choice.strategy.operands, strict=True)
+    unmoved = tuple([spec if taken is operand.spec else taken for spec, operand, taken in chosen])
     return choice._replace(strategy=choice.strategy._replace(operands=unmoved))
+
+
+class ConsideredRule(NamedTuple):
+    """A rule with all its strategies, the best one first."""
+
+    rule: OpShardingRule
+    choices: list[RankedChoice]
+
+
+def all_strategies(
+    call: OpCall,
+    specs: Sequence[ShardingSpec],
+    mesh: DeviceMesh,
+    targets: Sequence[Target] = (),
+    copies: Sequence[tuple[ShardingSpec, ...]] = (),
+    reduces_first: bool = False,
+) -> ConsideredRule | None:
+    """All strategies among which `infer_output_sharding` chooses; None for an op without a rule."""
+    problem = _problem_of(call, specs, targets, copies, reduces_first)
+    if problem is None:
+        return None
+    rule, operands, results = problem
+    choices = ranked_choices(rule, operands, results, mesh)
+    if not rule.reads_values:
+        choices = [each._replace(choice=_with_partial_inputs(each.choice, specs, operands)) for each in choices]
+    return ConsideredRule(rule, choices)
 
 
 def forget_choices() -> None:

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gt.core.signatures import Complex, Move, Signature
+from gt.sharding.considered_strategies import NotedCall
 from gt.sharding.constraints import Constraint, Target, satisfy
 from gt.sharding.lowering import NoRule
 from gt.sharding.op_calls import OpCall
 from gt.sharding.op_writes import write_shards
 from gt.sharding.program_builder import ProgramBuilder, Register
 from gt.sharding.rules import is_linear_with
+from gt.sharding.schedules import UnfitAlgorithm
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 
 _REASON_LENGTH = 1 << 16
@@ -27,6 +29,14 @@ class BuiltOp(NamedTuple):
     gathered: str = ""
 
 
+def mesh_with_most_bytes(inputs: Sequence[Register]) -> DeviceMesh | None:
+    """The mesh with the most bytes of the inputs, so that the fewest move; of equals the larger mesh."""
+    nbytes: dict[DeviceMesh, int] = {}
+    for meta, spec, _ in inputs:
+        nbytes[spec.mesh] = nbytes.get(spec.mesh, 0) + meta.nbytes
+    return max(nbytes, key=lambda mesh: (nbytes[mesh], mesh.size, [-worker for worker in mesh.workers]), default=None)
+
+
 def build_op(
     signature: Signature,
     mesh: DeviceMesh,
@@ -35,12 +45,15 @@ def build_op(
     aliased_inputs: Mapping[int, int],
     *,
     reduces_first: bool,
+    noted: list[NotedCall] | None = None,
 ) -> BuiltOp:
     """Emit the steps of an op on a mesh, and the moves of its outputs to their targets. `aliased_inputs` maps each
     input that aliases a written one to that one's position. With `reduces_first` partial inputs are reduced before the
-    op."""
+    op. `noted` gets the calls that are emitted by a rule, with their strategies."""
     reduces_first = reduces_first or not _is_linear_with_constants(signature)
-    builder = ProgramBuilder(mesh, inputs, signature.writes, reduces_first=reduces_first)
+    builder = ProgramBuilder(
+        mesh, inputs, signature.writes, reduces_first=reduces_first, algorithm=signature.algorithm, noted=noted
+    )
     built = _build(builder, signature, inputs, aliased_inputs, targets)
     results = built.results if signature.writes else [_reduced_already(built.builder, each) for each in built.results]
     moved = [
@@ -80,11 +93,14 @@ def _build(
 ) -> BuiltOp:
     missing, mesh = "", builder.mesh
     layouts = [register.spec for register in inputs] + [target for target in targets if target is not None]
-    if any(isinstance(layout, Constraint) or not layout.is_whole for layout in layouts):
+    is_sharded = any(isinstance(layout, Constraint) or not layout.is_whole for layout in layouts)
+    if is_sharded or signature.algorithm is not None:
         try:
             return BuiltOp(builder, _emit_on_shards(builder, signature, bool(aliased_inputs), targets))
         except NoRule as lack:
             missing = str(lack)
+        except UnfitAlgorithm as error:
+            return BuiltOp(builder, builder.refuse(signature, str(error)))
         except Exception as error:  # an error in a rule costs the user this op only
             return _build_failing(signature, inputs, mesh, error)
     builder = ProgramBuilder(mesh, inputs, signature.writes)

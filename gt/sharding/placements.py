@@ -8,23 +8,40 @@ from typing import Any, NamedTuple, TypeAlias
 
 from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta
+from gt.core.signatures import AlgorithmRequest
 from gt.sharding.boxes import is_partition
-from gt.sharding.spec import DeviceMesh, ShardingSpec
+from gt.sharding.spec import REDUCTIONS, DeviceMesh, ShardingSpec
 from gt.sharding.spec_text import parse_spec
 
 
 class Shard(NamedTuple):
-    """The axis cuts a dim of the tensor. If several axes cut one dim, the first is the major one."""
+    """The axis cuts a dim of the tensor. If several axes cut one dim, the first is the major one.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> gt.ones(4, 6, mesh=gt.mesh(2), placements=gt.Shard(0)).shards()[1].slice[0]
+    slice(2, 4, None)
+    """
 
     dim: int
 
 
 class Replicate(NamedTuple):
-    """All workers along the axis hold the same elements."""
+    """All workers along the axis hold the same elements.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> gt.ones(4, mesh=gt.mesh(2), placements=gt.Replicate()).shards()[1].shape
+    (4,)
+    """
 
 
 class Partial(NamedTuple):
-    """The value is the reduction of the tensors that the workers along the axis hold."""
+    """The value is the reduction of the tensors that the workers along the axis hold.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> x = gt.ones(4, mesh=gt.mesh(2, ("tp",)), placements=gt.Partial())
+    >>> x.spec, x.tolist()
+    (ShardingSpec('- + tp' on (tp=2)), [1.0, 1.0, 1.0, 1.0])
+    """
 
     kind: str = "sum"
 
@@ -44,7 +61,21 @@ class Layout(NamedTuple):
         return spec_from(self.placements, self.mesh, meta)
 
 
+class OpRequest(NamedTuple):
+    """What the user asks of one op: the layout of its results (None: any), and the algorithm by which it runs. With
+    `is_undivided` an op that torch composes of others is one instruction."""
+
+    layout: Layout | None = None
+    algorithm: AlgorithmRequest | None = None
+    is_undivided: bool = False
+
+
 def require_mesh(mesh: Any) -> DeviceMesh:
+    if mesh is None:
+        raise LayoutError(
+            "no mesh is given, and none is open: say mesh=gt.mesh((2, 2), ('dp', 'tp')), or once for several calls, "
+            "with gt.open_mesh((2, 2), ('dp', 'tp')):"
+        )
     if not isinstance(mesh, DeviceMesh):
         raise LayoutError(
             f"{mesh!r} is not a mesh of workers: make one, with gt.mesh(2) or gt.mesh((2, 2), ('dp', 'tp'))"
@@ -55,13 +86,34 @@ def require_mesh(mesh: Any) -> DeviceMesh:
 def placement_per_axis(placements: Any) -> tuple[Placement, ...]:
     """Placements that are neither the text of a spec nor a spec; one placement may be written without a list."""
     given = placements if isinstance(placements, Iterable) and not _is_placement(placements) else [placements]
-    each = tuple(given)
+    each = tuple([_own_placement(placement) for placement in given])
     for placement in each:
         if not _is_placement(placement):
             raise LayoutError(f"{placement!r} is not a placement: use gt.Shard(dim), gt.Replicate() or gt.Partial()")
         if isinstance(placement, Shard):
             _require_dim_number(placement)
     return each
+
+
+_TORCH_REDUCTIONS = {"product": "prod"}
+
+
+def _own_placement(placement: Any) -> Any:
+    """The placement that one of torch's DTensor means; anything else as it is. Recognised by the name of its class, as
+    importing torch.distributed.tensor takes a second."""
+    if not type(placement).__module__.startswith("torch.distributed"):
+        return placement
+    kind = type(placement).__name__
+    if kind == "Shard":
+        return Shard(placement.dim)
+    if kind == "Replicate":
+        return Replicate()
+    reduction = _TORCH_REDUCTIONS.get(placement.reduce_op, placement.reduce_op) if kind == "Partial" else kind
+    if reduction not in REDUCTIONS:
+        raise LayoutError(
+            f"GT has no placement like torch's {placement}: use Shard, Replicate, or Partial by sum, product, max, min"
+        )
+    return Partial(reduction)
 
 
 def _is_placement(value: Any) -> bool:
@@ -90,6 +142,8 @@ def require_fit(spec: ShardingSpec, meta: TensorMeta) -> ShardingSpec:
     shape = meta.shape
     if len(spec.dims) != len(shape):
         raise LayoutError(f"[{spec}] lays out a tensor of {len(spec.dims)} dims, and this one has {len(shape)}")
+    if spec.is_skewed:
+        raise LayoutError(f"[{spec}] cuts several dims by one axis, which leaves out elements: an axis cuts one dim")
     for dim, cuts in enumerate(spec.cuts):
         if cuts is not None and not is_partition(cuts, shape[dim]):
             raise LayoutError(f"[{spec}] does not cut dim {dim}, which has {shape[dim]} elements, into disjoint parts")

@@ -6,11 +6,12 @@ the same program and derives its own part from the layouts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.core.signatures import (
+    AlgorithmRequest,
     Compute,
     Input,
     Move,
@@ -22,6 +23,7 @@ from gt.core.signatures import (
     Whole,
     WriteBack,
 )
+from gt.sharding.considered_strategies import NotedCall
 from gt.sharding.constraints import Target
 from gt.sharding.cost import reshard_bytes
 from gt.sharding.dead_steps import drop_unused, registers_read
@@ -29,6 +31,8 @@ from gt.sharding.lowering import NoRule, infer_output_sharding
 from gt.sharding.op_calls import Expansion, OpCall, has_scalars, inputs_in, with_inputs
 from gt.sharding.rules import entry_of
 from gt.sharding.rules.entry import LayOut
+from gt.sharding.schedule_programs import choose_schedule, sum_rounds
+from gt.sharding.schedules import Algorithm
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.sharding.strategies import OpOperand, OpStrategy
 from gt.sharding.strategy_choice import Choice, moved_bytes
@@ -62,6 +66,8 @@ class ProgramBuilder:
       reuse a copy in that layout
     - `fixed`: inputs that the program writes to; their moves are not hoisted
     - `reduces_first`: ops neither take nor give partial values
+    - `algorithm`: the algorithm that the op is to use, if the user named one
+    - `noted`: gets the calls of the program with their strategies; None if nobody asks for them
     """
 
     def __init__(
@@ -71,6 +77,8 @@ class ProgramBuilder:
         fixed: Collection[int] = (),
         *,
         reduces_first: bool = False,
+        algorithm: AlgorithmRequest | None = None,
+        noted: list[NotedCall] | None = None,
     ) -> None:
         self.mesh = mesh
         self.registers = list(inputs)
@@ -82,10 +90,20 @@ class ProgramBuilder:
         self._inputs = len(inputs)
         self._fixed = frozenset(fixed)
         self.reduces_first = reduces_first
+        self.algorithm = algorithm
+        self.noted = noted
 
     def fork(self) -> ProgramBuilder:
         """A copy for trying out an alternative."""
-        other = ProgramBuilder(self.mesh, self.registers, self._fixed, reduces_first=self.reduces_first)
+        noted = None if self.noted is None else list(self.noted)
+        other = ProgramBuilder(
+            self.mesh,
+            self.registers,
+            self._fixed,
+            reduces_first=self.reduces_first,
+            algorithm=self.algorithm,
+            noted=noted,
+        )
         other.steps, other.hoisted, other.bytes = list(self.steps), dict(self.hoisted), self.bytes
         other._view_origins, other._inputs = dict(self._view_origins), self._inputs
         return other
@@ -94,14 +112,16 @@ class ProgramBuilder:
         """Continue from the state of a fork."""
         self.registers, self.steps, self.hoisted = other.registers, other.steps, other.hoisted
         self.bytes, self._view_origins = other.bytes, other._view_origins
+        if self.noted is not None and other.noted is not None:
+            self.noted[:] = other.noted
 
     def spec(self, register: int) -> ShardingSpec:
         return self.registers[register].spec
 
     # Moves
 
-    def move(self, register: int, target: ShardingSpec) -> int:
-        """A register with the same tensor in the target layout."""
+    def move(self, register: int, target: ShardingSpec, *, hoists: bool = True) -> int:
+        """A register with the same tensor in the target layout. With `hoists` an input is moved before the program."""
         meta, source, copies = self.registers[register]
         if source is target:
             return register
@@ -109,7 +129,7 @@ class ProgramBuilder:
             moved_view = self._move_base(register, target)
             if moved_view is not None:
                 return moved_view
-        hoistable = register < self._inputs and register not in self._fixed
+        hoistable = hoists and register < self._inputs and register not in self._fixed
         if hoistable and (register, target) in self.hoisted:
             return self.hoisted[register, target]
         if target not in copies:
@@ -159,11 +179,22 @@ class ProgramBuilder:
         return self.compute(call, registers, choice.strategy, random=random, default_dtype=default_dtype)
 
     def choose(self, call: OpCall, registers: Sequence[int], targets: Sequence[Target]) -> Choice | ProgramBuilder:
-        """The best strategy of the op's rule, or a fork with the steps of the op's expansion, and its `results`."""
+        """The best strategy of the op's rule; or a fork that has the steps of the op's expansion, or of one of its
+        schedules, and their `results`."""
+        choice = self._choose(call, registers, targets)
+        if self.noted is not None and isinstance(choice, Choice):
+            own = [self.registers[register] for register in registers]
+            specs, copies = tuple([each.spec for each in own]), tuple([each.copies for each in own])
+            self.noted.append(NotedCall(call, specs, copies, tuple(targets), self.reduces_first, choice))
+        return choice
+
+    def _choose(self, call: OpCall, registers: Sequence[int], targets: Sequence[Target]) -> Choice | ProgramBuilder:
         specs = [self.spec(register) for register in registers]
         entry = entry_of(call.op)
         if entry is not None and entry.lay_out is not None:
             return self._lay_out(entry.lay_out, call, registers, targets)
+        if entry is not None and entry.algorithms:
+            return self._choose_schedule(entry.algorithms, call, registers, targets)
         expansion = entry.expand(call, specs) if entry is not None and entry.expand is not None else None
         try:
             copies = [self.registers[register].copies for register in registers]
@@ -178,6 +209,19 @@ class ProgramBuilder:
         trial = self.fork()
         trial.results = trial.expand(expansion, registers, call.outputs, targets)
         return trial if choice is None or trial.bytes - self.bytes < choice.bytes else choice
+
+    def _choose_schedule(
+        self, algorithms: Mapping[str, Algorithm], call: OpCall, registers: Sequence[int], targets: Sequence[Target]
+    ) -> Choice | ProgramBuilder:
+        own = [self.registers[register] for register in registers]
+        schedule = choose_schedule(self, algorithms, call, registers, targets)
+        if len(schedule.rounds) == 1:
+            operands = [OpOperand(meta.shape, ITEM_BYTES[meta.dtype], spec, copies) for meta, spec, copies in own]
+            moved = sum(map(moved_bytes, operands, schedule.rounds[0]))
+            return Choice(OpStrategy(schedule.rounds[0], (schedule.result,), {}), moved)
+        trial = self.fork()
+        trial.results = (sum_rounds(trial, call, registers, schedule),)
+        return trial
 
     def _lay_out(self, lay_out: LayOut, call: OpCall, registers: Sequence[int], targets: Sequence[Target]) -> Choice:
         """The strategy that the op's entry chooses itself."""

@@ -122,10 +122,22 @@ def _name_within(shape: Shape, source: ShardingSpec, target: ShardingSpec, moved
     if not moved:
         return "slice"
     if source.dims == target.dims:
-        return "send"
+        return _name_of_windows(shape, source, target)
     if all(map(_is_gathered, source.dims, target.dims, source.cuts, target.cuts)):
         return "all-gather"
     return "permute" if _are_parts_equal(shape, source, target) else "all-to-all"
+
+
+def _name_of_windows(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> str:
+    """The name of a move to other windows of the same dims: workers get the parts of others, as in a ring, or all the
+    same window, or something else."""
+    pairs = [
+        (source.intervals(shape, dim), target.intervals(shape, dim)) for dim in range(len(shape)) if target.dims[dim]
+    ]
+    changed = [(old, new) for old, new in pairs if old != new]
+    if all(sorted(old) == sorted(new) for old, new in changed):
+        return "shift"
+    return "broadcast" if all(len(set(new)) < len(new) for _, new in changed) else "send"
 
 
 def _is_gathered(before: DimSpec, after: DimSpec, cuts_before: Cuts | None, cuts_after: Cuts | None) -> bool:

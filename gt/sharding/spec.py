@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from gt.core.errors import LayoutError
 from gt.core.signatures import MeshRecord, SpecRecord
 from gt.sharding.boxes import Box, Cuts, Shape, balanced_cuts, box_shape, is_partition
+from gt.sharding.layout_html import mesh_html, spec_html
 
 DimSpec: TypeAlias = tuple[str, ...]
 """The mesh axes that cut one tensor dim, major to minor."""
@@ -24,7 +25,14 @@ REDUCTIONS = ("sum", "max", "min", "prod", "and", "or")
 
 
 class DeviceMesh:
-    """An N-D grid over any workers in any order. Equal meshes are one object, so they are compared by identity."""
+    """An N-D grid over any workers in any order. Equal meshes are one object, so they are compared by identity.
+
+    `gt.mesh` makes one of connected workers.
+
+    >>> mesh = gt.DeviceMesh((2, 2), ("dp", "tp"))
+    >>> mesh.size, mesh.coordinate(2), mesh.at((1, 1)), mesh.submesh(dp=1).workers
+    (4, (1, 0), 3, (2, 3))
+    """
 
     __slots__ = ("__weakref__", "_positions", "axis_names", "name", "shape", "workers")
     shape: Shape
@@ -78,12 +86,32 @@ class DeviceMesh:
         first."""
         return _axis_groups(self, tuple(axes))[worker]
 
+    def coordinates(self) -> dict[int, Shape]:
+        """The coordinate of each worker."""
+        return {worker: self.coordinate(worker) for worker in self.workers}
+
+    def neighbor(self, worker: int, axis: str, offset: int = 1) -> int:
+        """The worker that is so many places further along an axis, which is a ring: the first follows the last."""
+        if worker not in self:
+            raise LayoutError(f"worker {worker} is not in mesh {self}")
+        ring = self.axis_group(worker, (self._axis(axis),))
+        return ring[(ring.index(worker) + offset) % len(ring)]
+
+    def reshape(self, shape: Sequence[int], axis_names: Sequence[str] = ()) -> DeviceMesh:
+        """The same workers in the same order as a grid of another shape."""
+        if math.prod(shape) != self.size:
+            raise LayoutError(f"mesh {self} has {self.size} workers, and {tuple(shape)} needs {math.prod(shape)}")
+        return DeviceMesh(shape, axis_names, self.workers, self.name)
+
+    def _axis(self, axis: str) -> str:
+        if axis not in self.axis_names:
+            raise LayoutError(f"mesh {self} has no axis {axis!r}; it has {', '.join(self.axis_names)}")
+        return axis
+
     def submesh(self, **fixed: int) -> DeviceMesh:
         """The part of the mesh at the given coordinates of the named axes; its axes are the remaining ones."""
         for axis, along in fixed.items():
-            if axis not in self.axis_names:
-                raise LayoutError(f"mesh {self} has no axis {axis!r}; it has {', '.join(self.axis_names)}")
-            if not 0 <= along < self.axis_size(axis):
+            if not 0 <= along < self.axis_size(self._axis(axis)):
                 raise LayoutError(f"axis {axis!r} of mesh {self} has coordinates 0 to {self.axis_size(axis) - 1}")
         kept = [position for position, axis in enumerate(self.axis_names) if axis not in fixed]
         workers = [
@@ -106,6 +134,9 @@ class DeviceMesh:
         return f"{self.name}({axes})" + ("" if usual else f" of workers {list(self.workers)}")
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return mesh_html(self)
 
 
 _meshes: WeakValueDictionary[Any, DeviceMesh] = WeakValueDictionary()
@@ -152,6 +183,16 @@ class ShardingSpec:
     - `partial`: the axes along which workers hold partial values, to be reduced by `kind`; the tensor is replicated
       along axes in neither
     - `cuts`: per dim, the intervals of the shards, or None for the default
+
+    A spec is *skewed* if an axis cuts several dims: the shards of these dims are then chosen together, as in Cannon's
+    algorithm, where worker (i, j) holds block (i, i + j). Only steps within an op have such layouts.
+
+    >>> mesh = gt.DeviceMesh((2, 2), ("dp", "tp"))
+    >>> spec = gt.ShardingSpec(mesh, [["dp"], []], partial=["tp"])
+    >>> print(spec)
+    dp, - + tp
+    >>> spec.shards(0), spec.is_whole
+    (2, False)
     """
 
     __slots__ = ("__weakref__", "cuts", "dims", "kind", "mesh", "partial")
@@ -174,7 +215,12 @@ class ShardingSpec:
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes that cut a dim."""
-        return tuple([axis for dim in self.dims for axis in dim])
+        return tuple(dict.fromkeys([axis for dim in self.dims for axis in dim]))
+
+    @property
+    def is_skewed(self) -> bool:
+        """Whether some axis cuts several dims."""
+        return sum(map(len, self.dims)) > len(self.axes)
 
     @property
     def is_whole(self) -> bool:
@@ -205,11 +251,12 @@ class ShardingSpec:
     def is_partition(self, shape: Shape) -> bool:
         """Whether the shards cover a tensor without overlap. The shards of a copy made for one op may not: they may
         skip elements, or overlap in halos."""
-        return all(cuts is None or is_partition(cuts, size) for cuts, size in zip(self.cuts, shape, strict=True))
+        parts = zip(self.cuts, shape, strict=True)
+        return not self.is_skewed and all(cuts is None or is_partition(cuts, size) for cuts, size in parts)
 
     def normal(self, shape: Shape) -> ShardingSpec:
         """The same spec with None for cuts that equal the default."""
-        if not any(self.cuts):
+        if not any(self.cuts) or self.is_skewed:
             return self
         cuts = [
             None if cut == balanced_cuts(size, self.counts(dim)) else cut
@@ -229,6 +276,9 @@ class ShardingSpec:
 
     def __repr__(self) -> str:
         return f"ShardingSpec({str(self)!r} on {self.mesh})"
+
+    def _repr_html_(self) -> str:
+        return spec_html(self)
 
 
 def _print_dim(axes: DimSpec, cuts: Cuts | None) -> str:
@@ -278,7 +328,7 @@ def _check_spec(
     for axis in used:
         if axis not in mesh.axis_names:
             raise LayoutError(f"mesh {mesh} has no axis {axis!r}; it has {', '.join(mesh.axis_names) or 'none'}")
-        if used.count(axis) > 1:
+        if used.count(axis) > 1 and (axis in partial or not _has_own_cuts(axis, dims, cuts)):
             raise LayoutError(f"mesh axis {axis!r} is used twice in one spec: an axis cuts one dim, or is partial")
     if kind not in REDUCTIONS:
         raise LayoutError(f"{kind!r} is no reduction of a partial tensor; there are {', '.join(REDUCTIONS)}")
@@ -288,6 +338,12 @@ def _check_spec(
         for start, stop in intervals or ():
             if not 0 <= start <= stop:
                 raise LayoutError(f"{start}:{stop} is no interval of a dim cut by {' '.join(axes)}")
+
+
+def _has_own_cuts(axis: str, dims: tuple[DimSpec, ...], cuts: tuple[Cuts | None, ...]) -> bool:
+    """Whether the shards along an axis are given in all dims that it cuts, and it cuts each once: a skewed spec."""
+    cut = [(axes, own) for axes, own in zip(dims, cuts, strict=True) if axis in axes]
+    return all(own is not None and axes.count(axis) == 1 for axes, own in cut)
 
 
 def spec_of(record: SpecRecord) -> ShardingSpec:

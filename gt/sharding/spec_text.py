@@ -1,9 +1,10 @@
 """Parses specs and constraints from the text that `str()` gives: per dim the axes that cut it or '-', then '+' and the
-partial axes."""
+partial axes; and describes layouts for people."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from gt.core.errors import LayoutError
 from gt.sharding.boxes import Cuts
@@ -36,6 +37,28 @@ def parse_spec(text: str, mesh: DeviceMesh) -> ShardingSpec:
     found = [_match(_DIM, dim, text, "axis names or '-'") for dim in dims]
     cuts = [_parse_cuts(match["cuts"]) for match in found]
     return ShardingSpec(mesh, [_parse_axes(match["axes"]) for match in found], partial, kind, cuts)
+
+
+def describe_spec(spec: ShardingSpec) -> str:
+    """A layout in a few words: `worker 0`, `replicated on 0-3` or `[dp, -] on 0-3`."""
+    return f"[{spec}] on {join_numbers(spec.mesh.workers)}" if not spec.is_whole else describe_whole(spec.mesh.workers)
+
+
+def describe_whole(workers: Iterable[int]) -> str:
+    """The layout of a tensor that each of these workers holds whole."""
+    held = tuple(workers)
+    return f"worker {held[0]}" if len(held) == 1 else f"replicated on {join_numbers(held)}"
+
+
+def join_numbers(numbers: Iterable[int]) -> str:
+    """Numbers in order, with ranges for those that follow each other: `0-3, 7`."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1] = [ranges[-1][0], number]
+        else:
+            ranges.append([number])
+    return ", ".join("-".join(map(str, each)) for each in ranges)
 
 
 def parse_constraint(text: str, mesh: DeviceMesh) -> Constraint:

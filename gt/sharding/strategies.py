@@ -198,6 +198,17 @@ def _spec_of(
     return ShardingSpec(mesh, axes, partial, kind, cuts).normal(shape)
 
 
+def operand_layout(
+    rule: OpShardingRule,
+    position: int,
+    shape: Shape,
+    mesh: DeviceMesh,
+    assignment: Mapping[str, FactorSharding],
+) -> ShardingSpec | None:
+    """The layout of an operand whose factors are cut as assigned; None if its shards would not be contiguous."""
+    return _spec_of(rule, rule.operands[position], shape, mesh, assignment, (), "sum")
+
+
 # --- All strategies ---------------------------------------------------------------------------------------------------
 
 

@@ -6,15 +6,19 @@ use it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gt.core.settings import read_settings
+from gt.sharding.calibration import Calibration
 from gt.sharding.constraints import Constraint
 from gt.sharding.cost import memory_bytes, reshard_bytes
 from gt.sharding.factors import OpShardingRule
 from gt.sharding.spec import DeviceMesh, ShardingSpec
-from gt.sharding.strategies import OpOperand, OpResult, OpStrategy, project, strategies_of
+from gt.sharding.strategies import FactorSharding, OpOperand, OpResult, OpStrategy, project, strategies_of
+from gt.sharding.work import LaidOutTensor, work_of
 
 
 class Choice(NamedTuple):
@@ -32,25 +36,101 @@ def propagate_sharding(
 
     A strategy that moves nothing is taken even if its result is partial. If bytes move anyway, the later cost of a
     result counts too: a partial result will be reduced, and a cut along an axis that cuts no operand will be gathered,
-    since no layout asked for it. Constraints on results come first (`_constraint_rank`)."""
-    projected = [
-        project(rule, position, operand.spec) if operand.spec.mesh is mesh else {}
-        for position, operand in enumerate(operands)
-    ]
-    cut = {axis for operand in operands if operand.spec.mesh is mesh for axis in operand.spec.axes}
-    constrained = {axis for result in results if isinstance(result.target, Constraint) for axis in result.target.axes}
-    best: tuple[tuple[int, ...], Choice] | None = None
-    for order, strategy in enumerate(strategies_of(rule, operands, results, mesh, projected)):
-        constraint_rank = _constraint_rank(strategy, operands, results, mesh, constrained) if constrained else 0
-        moved, changed = _moved(strategy, operands, results)
-        if best is not None and (constraint_rank, int(moved > 0), moved) > best[0][:3]:
+    since no layout asked for it. Constraints on results come first (`_constraint_rank`). With GT_STRATEGY=cost, the
+    estimated time comes next: of the op on the slowest shard, and of all bytes."""
+    ranks, by_cost = _Ranks(rule, operands, results, mesh), _chooses_by_cost()
+    best: tuple[tuple[float, ...], Choice] | None = None
+    for order, strategy in enumerate(strategies_of(rule, operands, results, mesh, _projections(rule, operands, mesh))):
+        begin, moved, changed = ranks.begin(strategy)
+        if best is not None and not by_cost and begin > best[0][:3]:
             continue  # saves the rest of the rank for most strategies
-        later = _rank(strategy, results, moved, cut | constrained)
-        rank = (constraint_rank, *later, *changed, _memory(strategy, results), order)
+        later = ranks.complete(strategy, begin[0], moved, changed)
+        time = (ranks.seconds(strategy, later[2]),) if by_cost else ()
+        rank = (begin[0], *time, *later[1:], order)
         if best is None or rank < best[0]:
             best = (rank, Choice(strategy, moved))
     assert best is not None, "an op can always run on whole operands"
     return best[1]
+
+
+@functools.cache
+def _chooses_by_cost() -> bool:
+    return read_settings().strategy == "cost"
+
+
+_MACHINE = Calibration()
+
+
+class RankedChoice(NamedTuple):
+    """A choice with its rank besides the bytes that it moves: the bytes that its results will cost later, and how well
+    it serves constraints on the results, as in `_constraint_rank`."""
+
+    choice: Choice
+    later: int
+    constraint_rank: int
+
+
+def ranked_choices(
+    rule: OpShardingRule, operands: Sequence[OpOperand], results: Sequence[OpResult], mesh: DeviceMesh
+) -> list[RankedChoice]:
+    """All strategies in the order in which `propagate_sharding` prefers them."""
+    ranks = _Ranks(rule, operands, results, mesh)
+    found: list[tuple[tuple[int, ...], RankedChoice]] = []
+    for order, strategy in enumerate(strategies_of(rule, operands, results, mesh, _projections(rule, operands, mesh))):
+        begin, moved, changed = ranks.begin(strategy)
+        rank = (*ranks.complete(strategy, begin[0], moved, changed), order)
+        found.append((rank, RankedChoice(Choice(strategy, moved), rank[2] - moved, begin[0])))
+    return [ranked for _, ranked in sorted(found, key=lambda each: each[0])]
+
+
+def _projections(
+    rule: OpShardingRule, operands: Sequence[OpOperand], mesh: DeviceMesh
+) -> list[dict[str, FactorSharding]]:
+    return [
+        project(rule, position, operand.spec) if operand.spec.mesh is mesh else {}
+        for position, operand in enumerate(operands)
+    ]
+
+
+class _Ranks:
+    """Ranks strategies for given operands and results: the smallest rank is best."""
+
+    def __init__(
+        self, rule: OpShardingRule, operands: Sequence[OpOperand], results: Sequence[OpResult], mesh: DeviceMesh
+    ) -> None:
+        self._rule = rule
+        self._operands = operands
+        self._results = results
+        self._mesh = mesh
+        self._cut = {axis for operand in operands if operand.spec.mesh is mesh for axis in operand.spec.axes}
+        targets = [result.target for result in results if isinstance(result.target, Constraint)]
+        self._constrained = {axis for target in targets for axis in target.axes}
+
+    def begin(self, strategy: OpStrategy) -> tuple[tuple[int, int, int], int, tuple[int, int]]:
+        """A lower bound of the first three places of a rank, the bytes that move, and how many tensors change."""
+        constrained = self._constrained
+        constraint_rank = (
+            _constraint_rank(strategy, self._operands, self._results, self._mesh, constrained) if constrained else 0
+        )
+        moved, changed = _moved(strategy, self._operands, self._results)
+        return (constraint_rank, int(moved > 0), moved), moved, changed
+
+    def complete(
+        self, strategy: OpStrategy, constraint_rank: int, moved: int, changed: tuple[int, int]
+    ) -> tuple[int, ...]:
+        later = _rank(strategy, self._results, moved, self._cut | self._constrained)
+        return (constraint_rank, *later, *changed, _memory(strategy, self._results))
+
+    def seconds(self, strategy: OpStrategy, nbytes: int) -> float:
+        """The time of an op, and of the bytes that move for it now and later."""
+        taken = zip(self._operands, strategy.operands, strict=True)
+        given = zip(self._results, strategy.results, strict=True)
+        tensors = [
+            *[LaidOutTensor(operand.shape, operand.itemsize, spec) for operand, spec in taken],
+            *[LaidOutTensor(result.shape, result.itemsize, spec) for result, spec in given],
+        ]
+        work = work_of(self._rule, strategy.assignment, tensors)
+        return work.seconds(_MACHINE) + nbytes / self._mesh.size / _MACHINE.link_bandwidth
 
 
 def _constraint_rank(

@@ -18,7 +18,8 @@ REST = "..."
 """In a layout: any number of dims that are not cut."""
 MODEL = "model"
 """The one section of a file that is not a signal."""
-RESERVED = ("mesh", "workers")
+INPUTS, OUTPUTS = "inputs", "outputs"
+RESERVED = ("mesh", "workers", INPUTS, OUTPUTS)
 """The keys of the model section that are not patterns."""
 
 MAX_NAME = 512

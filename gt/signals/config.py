@@ -6,13 +6,16 @@ import fnmatch
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from gt.core.errors import SignalError
+from gt.core.html_tables import html_table
 from gt.signals.checks import (
+    INPUTS,
     NOT_CUT,
+    OUTPUTS,
     REST,
     Problem,
     dims_problems,
@@ -33,6 +36,7 @@ __all__ = [
     "Mesh",
     "ModelConfig",
     "ModuleEntry",
+    "OutputEntry",
     "ParameterEntry",
     "ShardConfig",
     "SignalConfig",
@@ -51,9 +55,20 @@ DimsArgument: TypeAlias = Sequence[str | Sequence[str] | None]
 
 @dataclass(frozen=True, init=False)
 class ShardConfig:
-    """How the tensors of a scope are laid out, and over which workers (None: all).
+    """How the tensors of a scope are laid out. One of `axis`, `dims` and `replicate` is given.
 
-    One of: `axis`, a tensor dim to cut; `dims`, which axes of `mesh` cut which dim; `replicate`, the whole on each.
+    - `axis`: the tensor dim to cut
+    - `workers`: over which workers; None: all
+    - `mesh`: the axes of a grid of workers and their sizes, for `dims`
+    - `dims`: for each tensor dim, the axis of the mesh that cuts it, several axes, or None
+    - `replicate`: the whole tensor on each worker
+
+    >>> gt.ShardConfig(axis=0, workers=[0, 1]).workers
+    (0, 1)
+    >>> gt.ShardConfig(mesh={"dp": 2, "tp": 2}, dims=["dp", None]).dims
+    (('dp',), ())
+    >>> gt.ShardConfig(replicate=True).replicate
+    True
     """
 
     axis: int | None
@@ -83,9 +98,22 @@ class ShardConfig:
 
 @dataclass(frozen=True)
 class SignalConfig:
-    """The configuration of a signal. `backward_signal` is the signal of its gradients, by default the same one.
-    `reshard_after_forward`: whether gathered parameters are dropped when a module has run in the scope (None: as around
-    the scope). `source` is the file and line of the configuration, or empty for Python."""
+    """The configuration of a signal.
+
+    - `shard`: how tensors of the scope are laid out; None: as outside of it
+    - `backward_signal`: the signal of the gradients, by default the same one
+    - `compile`: whether workers compile the ops of the scope
+    - `source`: the file and line of the configuration; empty for Python
+    - `reshard_after_forward`: whether gathered parameters are dropped when a module has run in the scope; None: as
+      around the scope
+
+    >>> rows = gt.ShardConfig(axis=0)
+    >>> config = gt.SignalConfig(shard=rows, backward_signal="backward", compile=True)
+    >>> config.shard.axis, config.backward_signal, config.compile
+    (0, 'backward', True)
+    >>> gt.SignalConfig(reshard_after_forward=False).reshard_after_forward, config.source
+    (False, '')
+    """
 
     shard: ShardConfig | None = None
     backward_signal: str | None = None
@@ -95,6 +123,10 @@ class SignalConfig:
 
     def __post_init__(self) -> None:
         _raise_problems("SignalConfig", self._problems())
+
+    def _repr_html_(self) -> str:
+        rows = [(name.name, repr(getattr(self, name.name))) for name in fields(self) if name.name != "source"]
+        return html_table(f"SignalConfig {self.source}".strip(), ("key", "value"), rows)
 
     def _problems(self) -> Iterator[Problem]:
         if self.shard is not None and not isinstance(self.shard, ShardConfig):
@@ -126,16 +158,40 @@ class ModuleEntry:
     source: str = field(default="", compare=False)
 
 
+@dataclass(frozen=True)
+class OutputEntry:
+    """The layout of the results of modules whose name matches the pattern, and of the gradients of these results."""
+
+    pattern: str
+    dims: AxesPerDim
+    source: str = field(default="", compare=False)
+
+
 @dataclass(frozen=True, init=False)
 class ModelConfig:
-    """The layout of a model, by the names of its parameters and modules. Patterns are those of `fnmatch`, in which `*`
-    matches dots too. If several match a name, the last one counts."""
+    """The layout of a model, by the names of its parameters and modules: the section `model` of a YAML file. Patterns
+    are those of `fnmatch`, in which `*` matches dots too. If several match a name, the last one counts.
+
+    - `mesh`: the axes of a grid of workers and their sizes
+    - `workers`: the workers of the grid; None: the first ones
+    - `parameters`: by pattern, for each tensor dim the axis that cuts it
+    - `modules`: by pattern, the signal in whose scope modules run
+    - `source`: the file and line of the configuration; empty for Python
+    - `inputs`: the layout of the tensors that the model is called with; None: as they are
+    - `outputs`: by pattern, the layout of the results of modules and of their gradients
+
+    >>> model = gt.ModelConfig(mesh={"tp": 2}, parameters={"*.weight": ["tp", None]}, modules={"layers.0": "first"})
+    >>> model.spec_for("layers.0.weight").dims, model.scope_for("layers.0.mlp").signal
+    ((('tp',), ()), 'first')
+    """
 
     mesh: Mesh | None
     workers: tuple[int, ...] | None
     parameters: tuple[ParameterEntry, ...]
     modules: tuple[ModuleEntry, ...]
     source: str = field(compare=False)
+    inputs: AxesPerDim | None
+    outputs: tuple[OutputEntry, ...]
 
     def __init__(
         self,
@@ -144,13 +200,17 @@ class ModelConfig:
         parameters: Mapping[str, DimsArgument] | Iterable[ParameterEntry] = (),
         modules: Mapping[str, str] | Iterable[ModuleEntry] = (),
         source: str = "",
+        inputs: DimsArgument | None = None,
+        outputs: Mapping[str, DimsArgument] | Iterable[OutputEntry] = (),
     ) -> None:
         if isinstance(parameters, Mapping):
             parameters = [ParameterEntry(pattern, dims) for pattern, dims in parameters.items()]  # type: ignore[arg-type]
         if isinstance(modules, Mapping):
             modules = [ModuleEntry(pattern, signal) for pattern, signal in modules.items()]
-        parameters, modules = tuple(parameters), tuple(modules)
-        _raise_problems("ModelConfig", model_problems(mesh, workers, parameters, modules))
+        if isinstance(outputs, Mapping):
+            outputs = [OutputEntry(pattern, dims) for pattern, dims in outputs.items()]  # type: ignore[arg-type]
+        parameters, modules, outputs = tuple(parameters), tuple(modules), tuple(outputs)
+        _raise_problems("ModelConfig", model_problems(mesh, workers, parameters, modules, inputs, outputs))
         _set_fields(
             self,
             mesh=_mesh(mesh),
@@ -158,11 +218,17 @@ class ModelConfig:
             parameters=tuple([ParameterEntry(e.pattern, normalise_dims(e.dims), e.source) for e in parameters]),
             modules=modules,
             source=source,
+            inputs=None if inputs is None else normalise_dims(inputs),
+            outputs=tuple([OutputEntry(e.pattern, normalise_dims(e.dims), e.source) for e in outputs]),
         )
 
     def spec_for(self, name: str) -> ParameterEntry | None:
         """The entry for a parameter or buffer."""
         return next((entry for entry in reversed(self.parameters) if fnmatch.fnmatchcase(name, entry.pattern)), None)
+
+    def output_for(self, name: str) -> OutputEntry | None:
+        """The entry for the results of a module."""
+        return next((entry for entry in reversed(self.outputs) if fnmatch.fnmatchcase(name, entry.pattern)), None)
 
     def scope_for(self, name: str) -> ModuleEntry | None:
         """The entry for a module. An entry also applies to the modules inside, unless a later pattern matches them."""
@@ -184,9 +250,15 @@ class Config:
 
 
 def model_problems(
-    mesh: object, workers: object, parameters: Sequence[ParameterEntry], modules: Sequence[ModuleEntry]
+    mesh: object,
+    workers: object,
+    parameters: Sequence[ParameterEntry],
+    modules: Sequence[ModuleEntry],
+    inputs: object = None,
+    outputs: Sequence[OutputEntry] = (),
 ) -> Iterator[Problem]:
-    """The problems of the arguments of a ModelConfig. The path of an entry begins with its pattern."""
+    """The problems of the arguments of a ModelConfig. The path of an entry begins with its pattern, that of an output
+    with `outputs` before it."""
     yield from worker_problems(workers, mesh)
     axes = mesh_axes(mesh)
     for parameter in parameters:
@@ -196,6 +268,12 @@ def model_problems(
         yield from pattern_problems(module.pattern)
         if text := name_problem(module.signal, f"the signal of modules {show(module.pattern)}"):
             yield Problem((module.pattern,), text)
+    if inputs is not None:
+        yield from dims_problems((INPUTS,), inputs, axes)
+    for output in outputs:
+        for path, text in pattern_problems(output.pattern):
+            yield Problem((OUTPUTS, *path), text)
+        yield from dims_problems((OUTPUTS, output.pattern), output.dims, axes)
 
 
 def at(source: str) -> str:

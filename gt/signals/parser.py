@@ -8,11 +8,23 @@ from pathlib import Path
 
 from gt.core.errors import SignalError, nearest
 from gt.signals.backward_signals import backward_cycles, cycle_text, unknown_backward
-from gt.signals.checks import MODEL, RESERVED, KeyPath, Problem, mesh_axes, name_problem, shard_problems, show
+from gt.signals.checks import (
+    INPUTS,
+    MODEL,
+    OUTPUTS,
+    RESERVED,
+    KeyPath,
+    Problem,
+    mesh_axes,
+    name_problem,
+    shard_problems,
+    show,
+)
 from gt.signals.config import (
     Config,
     ModelConfig,
     ModuleEntry,
+    OutputEntry,
     ParameterEntry,
     ShardConfig,
     SignalConfig,
@@ -146,7 +158,11 @@ def _model_problems(value: Plain, names: Collection[str]) -> Iterator[Problem]:
                 (key,), f"{show(key)} has to be a layout such as [-, tp] or a signal, not {show(entry)}{_hint(key)}"
             )
     parameters, modules = _entries(value)
-    for path, text in model_problems(value.get("mesh"), value.get("workers"), parameters, modules):
+    outputs = value.get(OUTPUTS)
+    if outputs is not None and not isinstance(outputs, dict):
+        yield Problem((OUTPUTS,), f"{OUTPUTS} has to be a mapping of patterns to layouts, not {show(outputs)}")
+    given = value.get("mesh"), value.get("workers"), parameters, modules, value.get(INPUTS), _outputs(value)
+    for path, text in model_problems(*given):
         yield Problem(path, text + (_hint(path[0]) if path and path[0] not in RESERVED else ""))
     for module in modules:
         if module.signal not in names and not name_problem(module.signal, ""):
@@ -175,6 +191,12 @@ def _entries(model: Mapping[str, Plain]) -> tuple[list[ParameterEntry], list[Mod
     return parameters, [ModuleEntry(key, value) for key, value in patterns.items() if isinstance(value, str)]
 
 
+def _outputs(model: Mapping[str, Plain]) -> list[OutputEntry]:
+    """The entries of the mapping `outputs` of a model section, not checked and without lines."""
+    outputs = model.get(OUTPUTS)
+    return [OutputEntry(key, value) for key, value in outputs.items()] if isinstance(outputs, dict) else []  # type: ignore[arg-type]
+
+
 def _build(document: Document, file: str) -> Config:
     """The configuration of a document without problems."""
 
@@ -192,6 +214,8 @@ def _build(document: Document, file: str) -> Config:
         [ParameterEntry(e.pattern, normalise_dims(e.dims), source(MODEL, e.pattern)) for e in parameters],
         [ModuleEntry(e.pattern, e.signal, source(MODEL, e.pattern)) for e in modules],
         source(MODEL),
+        value.get(INPUTS),
+        [OutputEntry(e.pattern, normalise_dims(e.dims), source(MODEL, OUTPUTS, e.pattern)) for e in _outputs(value)],
     )
     return Config(signals, model)
 

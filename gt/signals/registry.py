@@ -51,6 +51,12 @@ class Registry:
             self._start()
             self._add(Config({name: config}))
 
+    def add(self, config: Config) -> None:
+        """Add a configuration that was made in Python."""
+        with self._lock:
+            self._start()
+            self._add(config)
+
     def clear(self) -> None:
         """Remove all configuration, that of GT_CONFIG included."""
         with self._lock:
@@ -98,22 +104,44 @@ registry = Registry()
 
 def load_config(path: str | os.PathLike[str]) -> Config:
     """Read signals, and the layout of a model, from a YAML file. They replace earlier configuration of the same names,
-    from the next op on. Returns the configuration of the file."""
+    from the next op on. Returns the configuration of the file.
+
+    >>> from pathlib import Path
+    >>> written = Path("plan.yaml").write_text("forward: {shard: {axis: 0}}")
+    >>> config = gt.load_config("plan.yaml")
+    >>> config.signals["forward"].shard.axis
+    0
+    """
     return registry.load(path)
 
 
 def register_config(name: str, config: SignalConfig) -> None:
     """Configure a signal: `gt.register_config("forward", SignalConfig(shard=ShardConfig(axis=0)))`. Replaces earlier
     configuration of the name, from the next op on. Its `backward_signal` may be registered later, before the scope is
-    entered."""
+    entered.
+
+    >>> gt.register_config("forward", gt.SignalConfig(shard=gt.ShardConfig(axis=0)))
+    >>> gt.get_signal_config("forward").shard.axis
+    0
+    """
     registry.register(name, config)
 
 
 def get_config() -> Config:
-    """The current configuration."""
+    """The current configuration.
+
+    >>> gt.register_config("forward", gt.SignalConfig(compile=True))
+    >>> list(gt.get_config().signals)
+    ['forward']
+    """
     return registry.current()
 
 
 def get_signal_config(name: str) -> SignalConfig | None:
-    """The configuration of a signal, or None."""
+    """The configuration of a signal, or None.
+
+    >>> gt.register_config("forward", gt.SignalConfig(compile=True))
+    >>> gt.get_signal_config("forward").compile, gt.get_signal_config("other")
+    (True, None)
+    """
     return registry.get(name)

@@ -52,6 +52,18 @@ def resolve_spec(dims: AxesPerDim, mesh: DeviceMesh, rank: int) -> ShardingSpec:
     return ShardingSpec(mesh, align_dims(*_split_at_rest(dims), rank))
 
 
+def resolve_activation(dims: AxesPerDim, mesh: DeviceMesh, shape: Sequence[int]) -> ShardingSpec | None:
+    """The layout that a configuration gives an input of a model or the result of a module; None if it is a layout for
+    tensors of another rank: without `...` it is for those with as many dims as it names. A dim with fewer elements than
+    shards is not cut."""
+    named = len([dim for dim in dims if dim != REST])
+    if not shape or named > len(shape) or (REST not in dims and named < len(shape)):
+        return None
+    wanted = resolve_spec(dims, mesh, len(shape)).dims
+    sizes = [math.prod([mesh.axis_size(axis) for axis in axes]) for axes in wanted]
+    return ShardingSpec(mesh, [axes if n <= size else () for axes, n, size in zip(wanted, sizes, shape, strict=True)])
+
+
 def _split_at_rest(dims: AxesPerDim) -> tuple[tuple[DimSpec, ...], tuple[DimSpec, ...]]:
     """The axes of the dims before and after `...`."""
     if REST not in dims:

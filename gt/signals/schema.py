@@ -6,7 +6,18 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from gt.core.meta import MAX_DIMS
-from gt.signals.checks import AXIS_NAME, MAX_AXES, MAX_NAME, MAX_WORKERS, MODEL, NOT_CUT, REST
+from gt.signals.checks import (
+    AXIS_NAME,
+    INPUTS,
+    MAX_AXES,
+    MAX_NAME,
+    MAX_WORKERS,
+    MODEL,
+    NOT_CUT,
+    OUTPUTS,
+    RESERVED,
+    REST,
+)
 
 Json: TypeAlias = "None | bool | int | str | list[Json] | dict[str, Json]"
 
@@ -99,9 +110,19 @@ _SIGNAL_SECTION: Json = {
 _MODEL_SECTION: Json = {
     "description": "how a model is laid out, by patterns of names; the last pattern that matches a name counts",
     "type": "object",
-    "properties": {"mesh": {"$ref": "#/$defs/mesh"}, "workers": {"$ref": "#/$defs/workers"}},
+    "properties": {
+        "mesh": {"$ref": "#/$defs/mesh"},
+        "workers": {"$ref": "#/$defs/workers"},
+        INPUTS: {"description": "the layout of the tensors that the model is called with", "$ref": "#/$defs/dims"},
+        OUTPUTS: {
+            "description": "the layouts of the results of modules, by patterns of names",
+            "type": "object",
+            "propertyNames": {**_NAME, "not": {"enum": [*RESERVED]}},
+            "additionalProperties": {"$ref": "#/$defs/dims"},
+        },
+    },
     "patternProperties": {
-        "^(?!(mesh|workers)$)": {
+        f"^(?!({'|'.join(RESERVED)})$)": {
             "description": "a list: the layout of parameters and buffers; text: the signal that modules run in",
             "anyOf": [{"$ref": "#/$defs/dims"}, _SIGNAL],
         }

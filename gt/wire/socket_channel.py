@@ -23,11 +23,13 @@ from gt.core.messages import (
     Waiting,
     Welcome,
 )
+from gt.core.progress import ProgressDisplay
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.client_channel import CLOSED, Received, Upload
 from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, encode, encode_batches, read_bytes, uncounted_bytes
 from gt.wire.connections import Link, open_link
+from gt.wire.long_waits import LongWait
 from gt.wire.payloads import CopyBytes, Payloads
 from gt.wire.process_identity import is_running, start_mark, this_host
 from gt.wire.wakeups import MessageWait
@@ -56,28 +58,35 @@ class SocketChannel:
         self._server = (0, "")
         self._checked = time.monotonic()
 
-    def greet(self, wants_workers: int, timeout: float) -> Welcome:
-        """Shake hands with the server, which answers when so many workers have joined it."""
+    def greet(self, wants_workers: int, timeout: float, display: ProgressDisplay | None = None) -> Welcome:
+        """Shake hands with the server, which answers when so many workers have joined it. The `display` shows for what
+        a long wait is."""
         hello = Hello(__version__, "client", this_host(), os.getpid(), wants_workers=wants_workers)
         deadline = time.monotonic() + timeout
         reason = (
             f"no server of this user answers at {self._endpoint}, or its keys are not in {self._keys}; start one with: "
             f"python -m gt.server"
         )
-        while time.monotonic() < deadline:
-            if self._link is None or self._link.is_lost():
-                self._reopen(hello)
-                continue
-            frames = self._link.receive(waits=False)
-            for answer, *_ in self._unpack(frames)[0] if frames is not None else ():
-                if isinstance(answer, Welcome):
-                    self._note_server(answer)
-                    return answer
-                if isinstance(answer, Refused):
-                    raise ProtocolError(answer.reason)
-                if isinstance(answer, Waiting):
-                    reason = answer.reason
-            self.wait()
+
+        def describe_wait() -> str:
+            return reason
+
+        with LongWait(display) as wait:
+            while time.monotonic() < deadline:
+                wait.tell(describe_wait)
+                if self._link is None or self._link.is_lost():
+                    self._reopen(hello)
+                    continue
+                frames = self._link.receive(waits=False)
+                for answer, *_ in self._unpack(frames)[0] if frames is not None else ():
+                    if isinstance(answer, Welcome):
+                        self._note_server(answer)
+                        return answer
+                    if isinstance(answer, Refused):
+                        raise ProtocolError(answer.reason)
+                    if isinstance(answer, Waiting):
+                        reason = answer.reason
+                self.wait()
         raise ServerLost(f"after {timeout:g} s of waiting: {reason}")
 
     def _reopen(self, hello: Hello) -> None:

@@ -13,6 +13,7 @@ import select
 import stat
 from typing import TextIO
 
+from gt.core.log_tables import CALLS, CODE, COMMANDS, PLANS
 from gt.core.settings import Settings
 
 VISIBLE_LOGGERS = ("gt.dispatcher", "gt.worker", "gt.sharding", "gt.signals", "gt.wire", "gt.compile")
@@ -129,9 +130,9 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def configure_logging(settings: Settings) -> None:
-    """GT_VERBOSE shows INFO of all loggers on stderr, GT_DEBUG_* shows DEBUG of one role. Otherwise warnings and errors
-    of VISIBLE_LOGGERS are shown: the loss of a worker, a bug in GT, an op that cannot run on shards, a signal that
-    names missing workers, too little shared memory."""
+    """GT_VERBOSE shows INFO of all loggers on stderr, GT_DEBUG_* shows DEBUG of one role, and its table. Otherwise
+    warnings and errors of VISIBLE_LOGGERS are shown: the loss of a worker, a bug in GT, an op that cannot run on
+    shards, a signal that names missing workers, too little shared memory."""
     levels = {
         "gt": logging.INFO if settings.verbose else None,
         "gt.client": logging.DEBUG if settings.debug_client else None,
@@ -150,6 +151,17 @@ def configure_logging(settings: Settings) -> None:
     for name, level in levels.items():
         if level is not None:
             logging.getLogger(name).setLevel(level)
+    tables = {
+        PLANS: settings.debug_dispatcher,
+        CALLS: settings.debug_client,
+        COMMANDS: settings.debug_worker,
+        CODE: settings.debug_compile,
+    }
+    for table in [logging.getLogger(name) for name, is_shown in tables.items() if is_shown]:
+        table.setLevel(logging.DEBUG)
+        table.propagate = False  # its rows have no room for the time and the name of the logger
+        if not table.handlers:
+            table.addHandler(_handler("%(message)s"))
 
 
 def _handler(template: str) -> StderrHandler:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gt.core.errors import GTError, ServerLost
+from gt.core.errors import GTError, ServerLost, SettingsError
 from gt.core.settings import BACKENDS, read_settings, require_loopback
 from gt.wire.lifeline import clear_up, end_with_parent
 from gt.wire.stderr_logging import configure_logging
@@ -16,7 +16,11 @@ from gt.worker.termination import end_on_sigterm
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    settings = read_settings()
+    try:
+        settings = read_settings()
+    except SettingsError as error:
+        print(f"gt.worker: {error}", file=sys.stderr)
+        return 2
     parser = argparse.ArgumentParser(prog="python -m gt.worker", description="Join a GT server as a worker.")
     parser.add_argument("--host", default="localhost", help="where the server is (default: localhost)")
     parser.add_argument("-p", "--port", type=int, default=12345, help="the server's port (default: 12345)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -30,7 +31,7 @@ from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange.interface import Exchanging
 from gt.worker.failed_value import Fail, FailedValue
-from gt.worker.moves import Mover, run_moves
+from gt.worker.moves import BegunMoves, Mover, run_moves
 
 Registers: TypeAlias = dict[int, Any]
 
@@ -56,6 +57,8 @@ class BoundProgram:
         self.writes = program.consumes
         self.direct: DirectCall | None = None
         self._steps = _side_by_side([self._prepare(number, step) for number, step in enumerate(program.steps)])
+        self._dead = _dead_after(self._steps, program)
+        _mark_early(self._steps)
         self.targets = self._targets() if program.writes_all else {}
         moves = [step for step in self._steps if isinstance(step, _Moves)]
         all_steps = [local for step in moves for mover in step.movers for local in mover.steps]
@@ -79,8 +82,15 @@ class BoundProgram:
         targets = [self.program.takes[position] for position in self.program.consumes]
         untouched: Registers = {register: registers[register] for register in targets}
         is_written = False
-        for step in self._steps:
-            if isinstance(step, _Moves):
+        begun: tuple[_Moves, BegunMoves] | None = None
+        for step, dead in zip(self._steps, self._dead, strict=True):
+            if begun is not None and (isinstance(step, _Moves) or not set(step.inputs).isdisjoint(begun[0].outputs)):
+                registers.update(zip(begun[0].outputs, begun[1].finish(), strict=True))
+                begun = None
+            if isinstance(step, _Moves) and step.is_early:
+                begun = step, BegunMoves(step.movers, [registers.get(register) for register in step.inputs], fail)
+                yield from begun[1].begin()
+            elif isinstance(step, _Moves):
                 moved = yield from run_moves(step.movers, [registers.get(register) for register in step.inputs], fail)
                 registers.update(zip(step.outputs, moved, strict=True))
                 untouched.update(
@@ -92,6 +102,8 @@ class BoundProgram:
                 is_written |= step(registers, scalars, fail)
             elif isinstance(step, _ComputeStep):
                 registers.update(dict.fromkeys(step.outputs, skip_reason))
+            for register in dead:
+                registers.pop(register, None)
         if skip_reason is not None:
             registers.update(dict.fromkeys(self.program.gives, skip_reason))
         return [registers.get(register) for register in self.program.gives], {} if is_written else untouched
@@ -317,12 +329,13 @@ def _raising(error: Exception) -> _LocalFunction:
 
 
 class _Moves:
-    """Moves that do not depend on each other."""
+    """Moves that do not depend on each other. An early one begins before other steps, which do not need its outputs."""
 
     def __init__(self, inputs: list[int], outputs: list[int], movers: list[Mover]) -> None:
         self.inputs = inputs
         self.outputs = outputs
         self.movers = movers
+        self.is_early = False
 
 
 def _side_by_side(steps: Sequence[Any]) -> list[Any]:
@@ -335,6 +348,32 @@ def _side_by_side(steps: Sequence[Any]) -> list[Any]:
         else:
             joined.append(step)
     return joined
+
+
+def _mark_early(steps: Sequence[Any]) -> None:
+    """Mark the moves of one step each whose outputs the next step does not need, but a later one, in programs that
+    write to no tensor."""
+    if not all(isinstance(step, _Moves) or (isinstance(step, _ComputeStep) and not step.writes) for step in steps):
+        return
+    for number, (step, following) in enumerate(itertools.pairwise(steps)):
+        if isinstance(step, _Moves) and isinstance(following, _ComputeStep):
+            is_needed = any(not set(later.inputs).isdisjoint(step.outputs) for later in steps[number + 2 :])
+            has_one_step = all(len(mover.steps) <= 1 for mover in step.movers)
+            step.is_early = has_one_step and is_needed and set(following.inputs).isdisjoint(step.outputs)
+
+
+def _dead_after(steps: Sequence[Any], program: Program) -> list[tuple[int, ...]]:
+    """For each step, the registers that no later step reads and the program does not give: their memory is freed. None
+    if some step writes a view back, which may read any register."""
+    if not all(isinstance(step, _Moves | _ComputeStep) for step in steps):
+        return [()] * len(steps)
+    kept = {*program.gives, *[program.takes[position] for position in program.consumes]}
+    dead: list[tuple[int, ...]] = []
+    for step in reversed(steps):
+        last = {*step.inputs, *step.outputs} - kept
+        kept |= last
+        dead.append(tuple(last))
+    return dead[::-1]
 
 
 class _ComputeStep:
@@ -352,14 +391,14 @@ class _ComputeStep:
         writes: bool,
     ) -> None:
         self._op = op
-        self._inputs = tuple(inputs)
+        self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self._run = run
         self._written = tuple(written)
-        self._writes = writes
+        self.writes = writes
 
     def __call__(self, registers: Registers, scalars: tuple[Number, ...], fail: Fail) -> bool:
-        values = [registers[register] for register in self._inputs]
+        values = [registers[register] for register in self.inputs]
         failed = next((value for value in values if isinstance(value, FailedValue)), None)
         has_begun = failed is None
         if failed is None:
@@ -371,4 +410,4 @@ class _ComputeStep:
             registers.update(dict.fromkeys((*self.outputs, *self._written), failed.for_dependents()))
         else:
             registers.update(zip(self.outputs, results, strict=False))
-        return has_begun and self._writes
+        return has_begun and self.writes

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from typing import Any, TypeAlias
 
-from gt.core import worker_progress
 from gt.core.ids import session_of
 from gt.core.messages import (
     Command,
@@ -18,6 +17,7 @@ from gt.core.messages import (
     Progress,
     QueryOp,
     ReadMemory,
+    ReadNonFinite,
     ReadStats,
     ReadTimeline,
     ReadVersions,
@@ -42,19 +42,35 @@ from gt.core.messages import (
     WorkerReportProgress,
 )
 from gt.core.segments import SegmentBody
-from gt.core.worker_progress import BUSY, BYTES, IDLE, OPS, RECEIVED, RUNNING, SENT, SINCE, STATE, WAITED
+from gt.core.worker_progress import (
+    BUSY,
+    BYTES,
+    COUNTERS,
+    IDLE,
+    LENGTH,
+    OPS,
+    RECEIVED,
+    RUNNING,
+    SENT,
+    SINCE,
+    STATE,
+    WAITED,
+)
 from gt.wire.codec import Buffer
 from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.bound_segments import BoundSegment
+from gt.worker.command_log import open_command_log
 from gt.worker.compilation.segment_compiler import SegmentCompiler
 from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.engines.engine import Engine
 from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import Exchanging
 from gt.worker.failed_value import FailedValue
+from gt.worker.finiteness import FinitenessWatch
 from gt.worker.late_failures import LateFailures
 from gt.worker.memory_recorder import MemoryRecorder
+from gt.worker.op_descriptions import OpDescription, describe_bound
 from gt.worker.op_runner import OpRunner
 from gt.worker.scope_table import ScopeTable
 from gt.worker.segment_replay import SegmentReplay
@@ -92,14 +108,16 @@ class Executor:
         self._reports: list[ReportAndBytes] = []
         self._progress_time = 0
         self.scopes = ScopeTable()
+        self.name_site: Callable[[int], str] = lambda site: ""  # only a client in this process knows lines
         self._timeline = TimelineRecorder(self)
-        self.progress = progress if progress is not None else [0] * worker_progress.LENGTH
+        self.progress = progress if progress is not None else [0] * LENGTH
         self._next_sample = 0
         self._runner = OpRunner(worker, engine, exchange, self._timeline, self._report, self.progress)
         self.tensors = self._runner.tensors
         self.ops = self._runner.ops
         self._steps = self._runner.steps
         self._memory = MemoryRecorder(engine, self.tensors)
+        self._finiteness = FinitenessWatch(engine, self.tensors, self.ops)
         self._compiler = self._make_compiler(compile_server, compiles_all) if compile_server is not None else None
         self._replay = SegmentReplay(self._runner, self._compiler, self._timeline)
         flags = exchange.flags
@@ -115,10 +133,14 @@ class Executor:
             self._replay,
             self._compiler,
             self._memory,
+            self._finiteness,
             self._timeline,
             self._report,
         )
         self._actions = self._make_actions()
+        command_log = open_command_log(worker, engine, self.tensors, self, self._held_bytes)
+        if command_log is not None:
+            self._timeline.listen(command_log)
 
     def _make_compiler(self, server: CompileServerConnection, is_automatic: bool) -> SegmentCompiler:
         compiles, tell = self.scopes.compiles, self._tell_not_compiled
@@ -146,6 +168,7 @@ class Executor:
             WorkerReadTraffic: self._status.read_traffic,
             ReadStats: self._status.read_stats,
             ReadMemory: self._status.read_memory,
+            ReadNonFinite: self._status.read_non_finite,
             ReadTimeline: self._status.read_timeline,
             WorkerReportProgress: self._report_progress,
             WorkerEndSession: self._end_session,
@@ -157,7 +180,6 @@ class Executor:
     def run(self, commands: Sequence[Command], buffers: Iterable[Buffer]) -> list[ReportAndBytes]:
         """Run a batch in order, in a thread that the engine has isolated. `buffers` are the bytes of the commands that
         create tensors, in order; each is read when its command runs, so that an error of it fails that tensor only."""
-        log.debug("worker %d: %d commands, %d tensors held", self.worker, len(commands), len(self.tensors))
         self._reports = []
         self._transfers.buffers = iter(buffers)
         start = self._progress_time = self._timeline.clock()
@@ -168,8 +190,10 @@ class Executor:
             self._late.follow(commands, goes_on=bool(self._runner.overlapped))
         self._status.ops_run += [*map(type, commands)].count(RunOp)
         batch = self._runner.prefetch.follow(commands)
-        if self._memory.is_on:
-            self._run_measured(self._expanded(batch))
+        if self.engine.is_profiled():
+            batch = self._in_ranges(self._expanded(batch))
+        if self._memory.is_on or self._finiteness.is_on:
+            self._run_followed(self._expanded(batch))
         elif self._timeline.is_on:
             self._run_batch(self._timeline.timed(batch))
             self._timeline.sample_memory(self._held_bytes)
@@ -186,10 +210,19 @@ class Executor:
         progress[OPS] = self._status.ops_run
         if end >= self._next_sample:
             progress[BYTES] = self._held_bytes()
-            progress[RECEIVED] = sum(self._runner.traffic.by_peer().values())
-            progress[SENT] = self._runner.traffic.sent
+            self._show_traffic()
             now = self._timeline.clock()
             self._next_sample = now + max(SAMPLE_NANOSECONDS, SAMPLE_SHARE * (now - end))
+
+    def _show_traffic(self) -> None:
+        """Show the bytes received from each worker. The number of a worker is written after its bytes, for a reader
+        that looks meanwhile."""
+        progress, traffic = self.progress, self._runner.traffic
+        received = traffic.by_peer()
+        progress[RECEIVED], progress[SENT] = sum(received.values()), traffic.sent
+        for position, (peer, nbytes) in zip(range(COUNTERS, LENGTH, 2), received.items(), strict=False):
+            progress[position + 1] = nbytes
+            progress[position] = peer + 1
 
     def _run_batch(self, batch: Iterator[Command]) -> None:
         """Hot path: most of the cost of a small op is this loop."""
@@ -253,8 +286,8 @@ class Executor:
         bound = self.ops[command.op_id]
         assert isinstance(bound, BoundProgram), "only programs exchange tensors"
         computation = self._runner.run_program(command, bound)
-        if self._memory.is_on:
-            computation = self._measured(command, computation)
+        if self._memory.is_on or self._finiteness.is_on:
+            computation = self._followed(command, computation)
         return self._recorded(command, computation) if self._timeline.is_on else computation
 
     def take_reports(self) -> list[ReportAndBytes]:
@@ -263,38 +296,52 @@ class Executor:
 
     # Recording
 
+    def _in_ranges(self, commands: Iterator[Command]) -> Iterator[Command]:
+        """The same commands. The time until the next one is asked for is a range in the records of a profiler."""
+        for command in commands:
+            if isinstance(command, RunOp | QueryOp):
+                name, line = self.ops[command.op_id].op, self.name_site(command.site)
+                with self.engine.profiled(f"gt worker {self.worker}::{name} {line}".rstrip()):
+                    yield command
+            else:
+                yield command
+
     def _recorded(self, command: RunOp, computation: Exchanging) -> Exchanging:
         start = self._timeline.begin()
         result = yield from computation
         self._timeline.end(command, start)
         return result
 
-    def _run_measured(self, commands: Iterator[Command]) -> None:
+    def _run_followed(self, commands: Iterator[Command]) -> None:
+        """Run commands one by one, so that recordings see the tensors before and after each."""
         for command in commands:
+            self._finiteness.begin(command)
             batch = iter((command,))
             self._run_batch(self._timeline.timed(batch) if self._timeline.is_on else batch)
             self._runner.overlapped.finish_all()
             self._memory.note(command)
+            self._finiteness.end(command)
 
-    def _measured(self, command: RunOp, computation: Exchanging) -> Exchanging:
+    def _followed(self, command: RunOp, computation: Exchanging) -> Exchanging:
+        self._finiteness.begin(command)
         result = yield from computation
         self._memory.note(command)
+        self._finiteness.end(command)
         return result
 
     def _held_bytes(self) -> int:
         return sum([int(value.nbytes) for value in self.tensors.values() if not isinstance(value, FailedValue)])
 
-    def describe_op(self, command: RunOp | QueryOp) -> tuple[str, str]:
-        """The names of the op and of the scope of a command."""
-        return self.ops[command.op_id].op, self.describe_scope(session_of(command.op_id), command.scope)
+    def describe_op(self, op_id: int) -> OpDescription:
+        return describe_bound(self.ops[op_id])
 
     def describe_scope(self, session: int, scope: int) -> str:
         return self.scopes.name(session, scope)
 
-    def describe_segment(self, command: RunSegment) -> tuple[SegmentBody, Sequence[str]]:
-        """The body of a segment, and the names of its ops."""
-        segment = self.segments[command.segment_id]
-        return segment.body, [bound.op for bound in segment.bound]
+    def describe_segment(self, segment_id: int) -> tuple[SegmentBody, Sequence[OpDescription]]:
+        """The body of a segment, and its ops."""
+        segment = self.segments[segment_id]
+        return segment.body, [describe_bound(bound) for bound in segment.bound]
 
     def _report(self, report: Report, buffer: Buffer | None = None) -> None:
         self._reports.append((report, buffer))
@@ -360,6 +407,7 @@ class Executor:
         self.scopes.forget(command.session)
         self._timeline.forget(command.session)
         self._memory.forget(command.session)
+        self._finiteness.forget(command.session)
         self._steps.forget(command.session)
         if self._compiler is not None:
             self._compiler.forget(command.session)

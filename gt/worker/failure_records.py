@@ -15,8 +15,7 @@ def make_failure(worker: int, op: str, inputs: tuple[str, ...], command: Fallibl
     """The failure of a command. `inputs` are the metas of the op's tensors, as text."""
     text = "".join(traceback.format_exception(error))[-_MAX_TEXT:]
     kind, message = type(error).__name__, str(error)[:_MAX_TEXT]
-    site = 0 if isinstance(command, WorkerFetchTensor) else command.site
-    return Failure(worker, op, inputs, site, origin_of(command), kind, message, text)
+    return Failure(worker, op, inputs, command.site, origin_of(command), kind, message, text)
 
 
 def missing_output(worker: int, op: str, command: RunOp) -> Failure:

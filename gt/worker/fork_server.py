@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -25,12 +24,12 @@ import msgspec
 import torch
 
 from gt.wire.lifeline import clear_up, note_processes
+from gt.wire.parent_ends import adopt_orphans, signal_at_parent_end
 from gt.wire.worker_status import GRACE_SECONDS, WorkerStatus
 from gt.worker.__main__ import main as run_worker
 
 _POLL_SECONDS = 0.5
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
-_PR_SET_PDEATHSIG = 1
 
 
 class ForkServer:
@@ -56,8 +55,8 @@ class ForkServer:
 
     def _become_worker(self, number: int) -> None:
         """Make a new process end with the fork server, and have its own signals, output and random numbers."""
+        signal_at_parent_end(signal.SIGKILL)
         if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             Path("/proc/self/comm").write_text(f"gt-worker-{number}")
         if os.getppid() != self._pid:  # it has ended before this process asked for the signal
             os._exit(1)
@@ -87,11 +86,12 @@ class ForkServer:
         return os.getppid() == self._client
 
     def _reap(self) -> None:
-        """Note the workers that have ended."""
+        """Note the workers that have ended, and forget processes that they have left behind."""
         with contextlib.suppress(ChildProcessError):  # there are none
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
-                self._report(WorkerStatus(self._numbers.pop(pid), pid, os.waitstatus_to_exitcode(status)))
+                if pid in self._numbers:
+                    self._report(WorkerStatus(self._numbers.pop(pid), pid, os.waitstatus_to_exitcode(status)))
 
     def _end_workers(self, grace: float) -> None:
         self._signal_workers(signal.SIGTERM)
@@ -135,6 +135,7 @@ def _run(arguments: Sequence[str]) -> int:
     options, worker_options = parser.parse_known_args(arguments)  # the others are those of `python -m gt.worker`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    adopt_orphans()  # the compile server of workers that were killed
     gc.freeze()  # workers share the pages of all that was imported, as long as nobody writes to them
     server = ForkServer(options.client, options.directory, options.shows_logs)
     for number in range(options.workers):

@@ -124,7 +124,7 @@ class MemoryRecorder:
                 self._update(recording, ident, site)
 
     def _ids_of(self, command: Command) -> Iterator[int]:
-        """All ids of a command, those of new tensors first: they are made before others are freed."""
+        """The tensors of a command, those of new tensors first: they are made before others are freed."""
         fields = id_fields(type(command))
         yield from fields.new(command)
         if fields.first_result is not None:
@@ -132,7 +132,7 @@ class MemoryRecorder:
             while result in self._tensors:
                 yield result
                 result += 1
-        yield from fields.all(command)
+        yield from fields.tensors(command)
 
     def _update(self, recording: _MemoryRecording, ident: int, site: int) -> None:
         value = self._tensors.get(ident)

@@ -10,7 +10,7 @@ from gt.sharding.boxes import box_shape
 from gt.sharding.reshard import plan_reshard
 from gt.sharding.spec import ShardingSpec, local_box
 from gt.worker.engines.engine import Engine, Value
-from gt.worker.exchange.interface import Exchanging, MoveResult, MoveTask, attempt
+from gt.worker.exchange.interface import EarlyTasks, Exchanging, MoveResult, MoveTask, Work, attempt
 from gt.worker.exchange.local_steps import LocalStep
 from gt.worker.failed_value import Fail, FailedValue
 
@@ -75,9 +75,44 @@ def run_moves(movers: Sequence[Mover], values: Sequence[MoveResult], fail: Fail)
                 held[position] = mover.run_alone(step, held[position], fail)
         for batch in batches.values():
             results = yield [MoveTask(movers[position].engine, step, held[position], fail) for position, step in batch]
+            assert isinstance(results, Sequence), "these tasks are not early ones"
             for (position, _), result in zip(batch, results, strict=True):
                 held[position] = result
     return [mover.finish(value, fail) for mover, value in zip(movers, held, strict=True)]
+
+
+class BegunMoves:
+    """Independent moves of one step each whose exchanges have begun."""
+
+    def __init__(self, movers: Sequence[Mover], values: Sequence[MoveResult], fail: Fail) -> None:
+        self._movers = movers
+        self._held = list(values)
+        self._fail = fail
+        self._begun: list[tuple[list[int], Sequence[MoveResult] | Work]] = []
+
+    def begin(self) -> Exchanging:
+        """Yield the tasks of all exchanges."""
+        batches: _Batches = {}
+        for position, mover in enumerate(self._movers):
+            step = mover.steps[0] if mover.steps else None
+            if step is not None and step.members:
+                batches.setdefault(step.members, []).append((position, step))
+            elif step is not None:
+                self._held[position] = mover.run_alone(step, self._held[position], self._fail)
+        for batch in batches.values():
+            tasks = [
+                MoveTask(self._movers[position].engine, step, self._held[position], self._fail)
+                for position, step in batch
+            ]
+            self._begun.append(([position for position, _ in batch], (yield EarlyTasks(tasks))))
+
+    def finish(self) -> list[MoveResult]:
+        """Wait for this worker's parts."""
+        for positions, begun in self._begun:
+            results = begun if isinstance(begun, Sequence) else begun.finish()
+            for position, result in zip(positions, results, strict=True):
+                self._held[position] = result
+        return [mover.finish(value, self._fail) for mover, value in zip(self._movers, self._held, strict=True)]
 
 
 _Batches: TypeAlias = dict[tuple[int, ...], list[tuple[int, LocalStep]]]

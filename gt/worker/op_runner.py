@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from gt.worker.bound_programs import BoundProgram
 from gt.worker.bound_segments import AnyBoundOp
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Exchange
-from gt.worker.exchange.interface import Exchanging, MoveResult, MoveTask, Work, run_exchanges
+from gt.worker.exchange.interface import EarlyTasks, Exchanging, MoveResult, MoveTask, Work, run_exchanges
 from gt.worker.exchange.prefetch import ReceivePrefetch
 from gt.worker.exchange.traffic import TrafficCount
 from gt.worker.failed_value import FailedValue
@@ -28,6 +29,13 @@ from gt.worker.overlapped_exchanges import BegunExchange, OverlappedExchanges
 from gt.worker.timeline_recorder import TimelineRecorder
 
 log = logging.getLogger("gt.worker")
+
+
+class _EarlyWork:
+    """An exchange within a program that has begun; `finish` never raises."""
+
+    def __init__(self, finish: Callable[[], Sequence[MoveResult]]) -> None:
+        self.finish = finish
 
 
 class OpRunner:
@@ -204,7 +212,7 @@ class OpRunner:
     def _counted(self, command: RunOp, computation: Exchanging) -> Exchanging:
         """Pass on the exchanges of a computation, and count the bytes received. Tokens of steps are no payload."""
         is_payload = self.steps.tokens.isdisjoint(command.inputs)
-        results: Sequence[MoveResult] | None = None
+        results: Sequence[MoveResult] | Work | None = None
         while True:
             try:
                 tasks = next(computation) if results is None else computation.send(results)
@@ -214,7 +222,7 @@ class OpRunner:
             results = yield tasks
             steps = [task.step for task in tasks]
             if began:
-                self._timeline_recorder.note_exchange(steps, began)
+                self._timeline_recorder.note_exchange(command, steps, began, is_payload=is_payload)
             if is_payload:
                 self.traffic.add(steps)
 
@@ -249,7 +257,7 @@ class OpRunner:
         command, computation, tasks, work = begun
         self._resume(command, computation, self._finish_exchange(command, tasks, work))
 
-    def _resume(self, command: RunOp, computation: Exchanging, results: Sequence[MoveResult]) -> None:
+    def _resume(self, command: RunOp, computation: Exchanging, results: Sequence[MoveResult] | Work) -> None:
         """Run the rest of a program, after an exchange."""
         run_exchanges(computation, partial(self._exchange_tasks, command), results)
         self._prefetch_next()
@@ -261,23 +269,32 @@ class OpRunner:
             if step is not None:
                 self._exchange.prefetch(step)
 
-    def _exchange_tasks(self, command: RunOp, tasks: Sequence[MoveTask]) -> Sequence[MoveResult]:
+    def _exchange_tasks(self, command: RunOp, tasks: Sequence[MoveTask]) -> Sequence[MoveResult] | Work:
+        with self._waiting():
+            try:
+                work = self._exchange.begin(tasks)
+            except Exception as error:
+                return self._fail_exchange(command, tasks, error)
+            if isinstance(tasks, EarlyTasks) and self._exchange.begins_early(tasks):
+                return _EarlyWork(lambda: self._finish_early(command, tasks, work))
+            return self._finish_exchange(command, tasks, work)
+
+    def _finish_early(self, command: RunOp, tasks: Sequence[MoveTask], work: Work) -> Sequence[MoveResult]:
+        with self._waiting():
+            return self._finish_exchange(command, tasks, work)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Show that this worker exchanges tensors, and count the time."""
         progress, clock = self.progress, self._timeline_recorder.clock
         start = clock()
         progress[STATE], progress[SINCE] = EXCHANGING, start
         try:
-            return self._exchange_now(command, tasks)
+            yield
         finally:
             end = clock()
             progress[STATE], progress[SINCE] = RUNNING, end
             progress[WAITED] += end - start
-
-    def _exchange_now(self, command: RunOp, tasks: Sequence[MoveTask]) -> Sequence[MoveResult]:
-        try:
-            work = self._exchange.begin(tasks)
-        except Exception as error:
-            return self._fail_exchange(command, tasks, error)
-        return self._finish_exchange(command, tasks, work)
 
     def _finish_exchange(self, command: RunOp, tasks: Sequence[MoveTask], work: Work) -> Sequence[MoveResult]:
         try:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sized
 from gt.core.ids import session_of
 from gt.core.messages import (
     MemoryReport,
+    NonFiniteReport,
     ReadMemory,
+    ReadNonFinite,
     ReadStats,
     ReadTimeline,
     Report,
@@ -18,11 +20,13 @@ from gt.core.messages import (
     WorkerReadTraffic,
     WorkerStats,
 )
+from gt.core.worker_progress import BUSY, WAITED
 from gt.worker.compilation.compiled_blocks import CompileCounts
 from gt.worker.compilation.segment_compiler import SegmentCompiler
 from gt.worker.engines.engine import Engine
 from gt.worker.exchange import Exchange
 from gt.worker.failed_value import FailedValue
+from gt.worker.finiteness import FinitenessWatch
 from gt.worker.memory_recorder import MemoryRecorder
 from gt.worker.op_runner import OpRunner
 from gt.worker.segment_replay import SegmentReplay
@@ -41,6 +45,7 @@ class StatusReports:
         replay: SegmentReplay,
         compiler: SegmentCompiler | None,
         memory_recorder: MemoryRecorder,
+        finiteness: FinitenessWatch,
         timeline_recorder: TimelineRecorder,
         report: Callable[[Report], None],
     ) -> None:
@@ -52,10 +57,12 @@ class StatusReports:
         self._replay = replay
         self._compiler = compiler
         self._memory_recorder = memory_recorder
+        self._finiteness = finiteness
         self._timeline_recorder = timeline_recorder
         self._report = report
 
     def read_traffic(self, command: WorkerReadTraffic) -> None:
+        self._runner.overlapped.finish_all()
         traffic = self._runner.traffic
         self._report(Traffic(command.request, traffic.by_peer(), traffic.ways(self._exchange)))
 
@@ -74,6 +81,8 @@ class StatusReports:
             self._replay.ops_replayed,
             len(compiled.codes),
             compiled.runs,
+            self._runner.progress[BUSY],
+            self._runner.progress[WAITED],
         )
         self._report(Stats(command.request, stats))
 
@@ -81,6 +90,10 @@ class StatusReports:
         self._runner.overlapped.finish_all()
         uses, most_copies = self._memory_recorder.take(session_of(command.request), goes_on=command.watch)
         self._report(MemoryReport(command.request, WorkerMemory(uses, most_copies)))
+
+    def read_non_finite(self, command: ReadNonFinite) -> None:
+        calls = self._finiteness.read(session_of(command.request), goes_on=command.watch, infinity=command.infinity)
+        self._report(NonFiniteReport(command.request, calls))
 
     def read_timeline(self, command: ReadTimeline) -> None:
         taken = self._timeline_recorder.take(session_of(command.request), command.limit)

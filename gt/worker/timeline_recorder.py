@@ -22,22 +22,24 @@ from gt.core.messages import (
     RunSegment,
     Swapped,
     WorkerCreateTensor,
+    WorkerFetchTensor,
 )
 from gt.core.segments import SegmentBody
 from gt.worker.exchange.local_steps import LocalStep
+from gt.worker.op_descriptions import OpDescription
 
 MAX_NAMED = 16  # inputs, and outputs, that a record of a command names
 SAMPLE_NANOSECONDS = 20_000_000  # between two samples of the memory
 
 # by command: its name in a timeline, None if it is not recorded; a command that declares none fails here
-_TIMELINE_NAMES: dict[type, str | None] = {kind: kind.timeline_name for kind in get_args(Command)}
+TIMELINE_NAMES: dict[type, str | None] = {kind: kind.timeline_name for kind in get_args(Command)}
 
 
 class DescribeOps(Protocol):
-    """Describes commands: the names of the op and the scope, and the ops of a segment with their names."""
+    """Describes ops, segments and scopes by their ids."""
 
-    def describe_op(self, command: RunOp | QueryOp) -> tuple[str, str]: ...
-    def describe_segment(self, command: RunSegment) -> tuple[SegmentBody, Sequence[str]]: ...
+    def describe_op(self, op_id: int) -> OpDescription: ...
+    def describe_segment(self, segment_id: int) -> tuple[SegmentBody, Sequence[OpDescription]]: ...
     def describe_scope(self, session: int, scope: int) -> str: ...
 
 
@@ -46,13 +48,13 @@ OpTime: TypeAlias = tuple[range, int, int]
 """The positions of ops of a segment, their start and their end. Several ops are one piece of compiled code."""
 
 
-class _Timed(NamedTuple):
-    """A command as it was recorded."""
+class TimedCommand(NamedTuple):
+    """A command as it was recorded. Its swaps come with the sessions that they belong to."""
 
     command: Command
     start: int
     end: int
-    swaps: Sequence[Swapped]
+    swaps: Sequence[tuple[int, Swapped]]
     ops: Sequence[OpTime]
 
 
@@ -79,17 +81,19 @@ class _Recording:
 
 class TimelineRecorder:
     """`is_on` says whether anybody asks for a timeline. A worker reads it once per batch, so that recording costs
-    nothing while it is off."""
+    nothing while it is off. The `listener`, if there is one, gets each command when it has run."""
 
     def __init__(self, describe: DescribeOps, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.is_on = False
+        self._listener: Callable[[TimedCommand], None] | None = None
         self.clock = clock
         self._describe = describe
         self._recordings: dict[int, _Recording] = {}
-        self._timed: list[_Timed] = []
+        self._timed: list[TimedCommand] = []
         self._count = 0  # ops and other commands in `_timed`
         self._most = 0  # the largest limit of all recordings
-        self._swaps: list[Swapped] = []
+        self._start = 0  # of the command that is running
+        self._swaps: list[tuple[int, Swapped]] = []
         self._ops: list[OpTime] = []
         self._next_sample = 0
 
@@ -101,6 +105,8 @@ class TimelineRecorder:
         taken = tuple(recording.ran.popleft() for _ in range(min(RAN_AT_ONCE, len(recording.ran))))
         dropped, recording.dropped = recording.dropped, 0
         memory, recording.memory = tuple(recording.memory), []
+        if limit and not recording.limit:
+            self._next_sample = 0  # however short the recording is, it has a sample
         recording.limit = limit
         if not limit and not recording.ran:
             self.forget(session)
@@ -114,7 +120,12 @@ class TimelineRecorder:
 
     def _update(self) -> None:
         self._most = max((recording.limit for recording in self._recordings.values()), default=0)
-        self.is_on = bool(self._most)
+        self.is_on = bool(self._most) or self._listener is not None
+
+    def listen(self, listener: Callable[[TimedCommand], None]) -> None:
+        """Call `listener` with each command from now on."""
+        self._listener = listener
+        self._update()
 
     # Recording
 
@@ -122,23 +133,25 @@ class TimelineRecorder:
         """The same commands. The time until the next one is asked for is that of the command."""
         clock = self.clock
         for command in commands:
-            self._swaps, self._ops = [], []
-            start = clock()
+            start = self.begin()
             yield command
             self._add(command, start, clock())
 
     def begin(self) -> int:
-        """The time at which a command begins that does not run in a batch; `end` records it."""
+        """The time at which a command begins; `end` records one that does not run in a batch."""
         self._swaps, self._ops = [], []
-        return self.clock()
+        self._start = self.clock()
+        return self._start
 
     def end(self, command: Command, start: int) -> None:
         self._add(command, start, self.clock())
 
     def _add(self, command: Command, start: int, end: int) -> None:
+        if self._listener is not None:
+            self._listener(TimedCommand(command, start, end, self._swaps, self._ops))
         if self._count >= self._most:
             self.settle()  # what the recordings have no room for is counted
-        self._timed.append(_Timed(command, start, end, self._swaps, self._ops))
+        self._timed.append(TimedCommand(command, start, end, self._swaps, self._ops))
         self._count += 1 + len(self._ops)
 
     def timed_steps(self, steps: Iterable[_Step]) -> Iterator[_Step]:
@@ -154,15 +167,19 @@ class TimelineRecorder:
         if positions and (not self._ops or self._ops[-1][1] < start):
             self._ops.append((positions, start, self.clock()))
 
-    def note_exchange(self, steps: Sequence[LocalStep], start: int) -> None:
-        """Record an exchange that has ended, of the command that is running."""
+    def note_exchange(self, command: RunOp, steps: Sequence[LocalStep], start: int, *, is_payload: bool = True) -> None:
+        """Record an exchange of a command that has ended. If an earlier command began it, the one that is running has
+        waited for it since its own start. Only a payload has bytes."""
         sends: Counter[int] = Counter()
         receives: Counter[int] = Counter()
-        for step in steps:
+        for step in steps if is_payload else ():
             sends.update(step.sent)
             receives.update(step.received)
         kind = ", ".join(dict.fromkeys(step.kind for step in steps))
-        self._swaps.append(Swapped(start, self.clock(), tuple(sends.items()), tuple(receives.items()), kind))
+        target = command.outputs[0] if command.outputs else 0
+        bytes_by_peer = tuple(sends.items()), tuple(receives.items())
+        swap = Swapped(max(start, self._start), self.clock(), *bytes_by_peer, kind, command.site, target)
+        self._swaps.append((owner_of(command), swap))
 
     def sample_memory(self, measure: Callable[[], int]) -> None:
         """Record the bytes that the worker holds, unless that was done a moment ago."""
@@ -181,46 +198,70 @@ class TimelineRecorder:
         """Describe what was recorded: before definitions are forgotten, and before it is taken."""
         timed, self._timed, self._count = self._timed, [], 0
         for each in timed:
-            name = _TIMELINE_NAMES[type(each.command)]
-            session = owner_of(each.command)
-            recordings = [self._recordings.get(owner) for owner in {session, ALL_SESSIONS}]
-            listening = [recording for recording in recordings if recording is not None and recording.limit]
-            if name is None or not listening:
-                continue
-            if all(recording.is_full for recording in listening):
-                for recording in listening:
-                    recording.dropped += max(1, len(each.ops))
-                continue
-            for ran in self._described(each, session, name):
-                for recording in listening:
-                    recording.add(ran)
+            session, name = owner_of(each.command), TIMELINE_NAMES[type(each.command)]
+            own = [swap for owner, swap in each.swaps if owner == session and name is not None]
+            if len(own) < len(each.swaps):
+                for owner, swap in each.swaps:
+                    if owner != session or name is None:
+                        self._tell(owner, [_exchange_alone(owner, swap)], 1)
+            if name is not None:
+                self._tell(session, self._described(each, session, name, own), max(1, len(each.ops)))
 
-    def _described(self, timed: _Timed, session: int, name: str) -> Iterator[Ran]:
-        command, start, end, swaps, _ = timed
-        if isinstance(command, RunSegment):
-            yield from self._described_segment(command, session, timed)
+    def _tell(self, session: int, described: Iterable[Ran], count: int) -> None:
+        """Add records of a session to the recordings that ask for it. If none of these has room, what there is to
+        describe, about `count` records, is counted only."""
+        recordings = [self._recordings.get(owner) for owner in {session, ALL_SESSIONS}]
+        listening = [recording for recording in recordings if recording is not None and recording.limit]
+        if all(recording.is_full for recording in listening):
+            for recording in listening:
+                recording.dropped += count
             return
-        scope, site = "", 0
-        if isinstance(command, RunOp | QueryOp):
-            name, scope = self._describe.describe_op(command)
-            site = command.site
-        elif isinstance(command, WorkerCreateTensor):
-            site = command.site
-        inputs, outputs = _named_ids(command)
-        yield Ran(name, site, scope, start, end, tuple(swaps), session, inputs, outputs)
+        for ran in described:
+            for recording in listening:
+                recording.add(ran)
 
-    def _described_segment(self, command: RunSegment, session: int, timed: _Timed) -> Iterator[Ran]:
-        """The ops of a segment that have run; the swaps belong to the ops in whose time they were."""
-        body, names = self._describe.describe_segment(command)
+    def _described(self, timed: TimedCommand, session: int, name: str, swaps: Sequence[Swapped]) -> Iterator[Ran]:
+        command, start, end, _, _ = timed
+        if isinstance(command, RunSegment):
+            yield from self._described_segment(command, session, timed, swaps)
+            return
+        ids = _named_ids(command)
+        if isinstance(command, RunOp | QueryOp):
+            op = self._describe.describe_op(command.op_id)
+            scope = self._describe.describe_scope(session, command.scope)
+            yield Ran(
+                op.name, command.site, scope, start, end, tuple(swaps), session, *ids, op.ops, op.layouts, op.moves
+            )
+        else:
+            site = command.site if isinstance(command, WorkerCreateTensor | WorkerFetchTensor) else 0
+            yield Ran(name, site, "", start, end, tuple(swaps), session, *ids)
+
+    def _described_segment(
+        self, command: RunSegment, session: int, timed: TimedCommand, swaps: Sequence[Swapped]
+    ) -> Iterator[Ran]:
+        """The ops of a segment that have run; the swaps belong to the ops in whose time they were, or to none: the
+        segment has waited for them before its first op."""
+        body, described = self._describe.describe_segment(command.segment_id)
         ids = body.ids(command.first, command.externals)
+        first = timed.ops[0][1] if timed.ops else timed.end
+        for swap in swaps:
+            if swap.start < first:
+                yield _exchange_alone(session, swap)
         for positions, start, end in timed.ops:
-            op, last = body.ops[positions[0]], body.ops[positions[-1]]
-            name = names[positions[0]] if len(positions) == 1 else f"compiled code of {len(positions)} ops"
-            swaps = tuple(swap for swap in timed.swaps if start <= swap.start < end)
+            op, last, count = body.ops[positions[0]], body.ops[positions[-1]], len(positions)
+            one = described[positions[0]] if count == 1 else OpDescription(f"compiled code of {count} ops", count)
+            within = tuple(swap for swap in swaps if start <= swap.start < end)
             inputs = tuple([ids[slot] for slot in op.inputs[:MAX_NAMED]])
             outputs = tuple([ids[slot] for slot in last.outputs[:MAX_NAMED]])
             scope = self._describe.describe_scope(session, op.scope)
-            yield Ran(name, op.site, scope, start, end, swaps, session, inputs, outputs)
+            yield Ran(
+                one.name, op.site, scope, start, end, within, session, inputs, outputs, one.ops, one.layouts, one.moves
+            )
+
+
+def _exchange_alone(session: int, swap: Swapped) -> Ran:
+    """An exchange that no recorded command of its session has waited for."""
+    return Ran("exchange", swap.site, "", swap.start, swap.end, (swap,), session, (), (swap.target,))
 
 
 def _named_ids(command: Command) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -229,5 +270,7 @@ def _named_ids(command: Command) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return command.inputs[:MAX_NAMED], command.outputs[:MAX_NAMED]
     if isinstance(command, WorkerCreateTensor):
         return (), (command.id,)
-    ids = [ident for ident in id_fields(type(command)).all(command) if session_of(ident)]
+    if isinstance(command, QueryOp):
+        return command.inputs[:MAX_NAMED], (command.first,)
+    ids = [ident for ident in id_fields(type(command)).tensors(command) if session_of(ident)]
     return tuple(ids[:MAX_NAMED]), ()

@@ -3,6 +3,8 @@
 import ast
 import importlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,6 +20,7 @@ from benchmarks.comparison.figures import Cell, Row, find_rows
 from benchmarks.comparison.machine import Machine, describe_machine
 from benchmarks.comparison.peers.command import Request
 from benchmarks.comparison.peers.dispatcher import measure_workers
+from benchmarks.comparison.peers.process_memory import PeakMemory
 from benchmarks.comparison.pictures import draw
 from benchmarks.comparison.rounds import Result, last_line, run_limited, run_rounds
 from benchmarks.comparison.tables import replace_between_markers, skipped, table
@@ -188,6 +191,44 @@ def test_this_machine_is_described():
 def test_changing_lengths_are_all_different():
     lengths = sizes.changing_lengths()
     assert len(set(lengths)) == len(lengths) > 60
+
+
+GROWING = "print(flush=True); input(); block = bytearray(50 << 20); print(flush=True); input()"
+
+
+@pytest.fixture
+def growing_process():
+    """A process that takes 50 MB when it reads a line, and ends at the next one."""
+    command = [sys.executable, "-c", GROWING]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_memory_of_a_process_is_its_growth_at_its_peak(growing_process):
+    peak = PeakMemory([growing_process.pid])
+    growing_process.stdin.write("\n")
+    growing_process.stdout.readline()
+    assert 50 << 20 <= peak.largest() < 60 << 20
+
+
+@pytest.mark.parametrize("is_reaped", [False, True])
+def test_processes_that_have_ended_do_not_count(growing_process, is_reaped):
+    with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as other:
+        other.stdout.read()
+        os.waitid(os.P_PID, other.pid, os.WEXITED | (0 if is_reaped else os.WNOWAIT))
+        before = PeakMemory([growing_process.pid, other.pid])
+        assert 0 <= before.largest() < 1 << 20
+
+
+def test_a_process_that_ends_while_it_is_measured_does_not_count(growing_process):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        peak = PeakMemory([growing_process.pid, other.pid])
+        other.communicate(b"\n")
+    assert 0 <= peak.largest() < 1 << 20
 
 
 @pytest.mark.parametrize("way", ["", "in segments"])

@@ -91,14 +91,14 @@ def _check(names: list[str], formats: list[str], dtypes: list[torch.dtype], coun
     return checker
 
 
-COMMON = ["clone", "empty_like", "flip", "masked_fill", "native_layer_norm", "nn.functional.batch_norm",
+COMMON = ["abs", "clone", "empty_like", "flip", "masked_fill", "native_layer_norm", "nn.functional.batch_norm",
           "nn.functional.group_norm", "roll", "stack", "where"]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_strides_of_common_ops_are_torchs_in_dims_of_one_element() -> None:
     formats = [name for name, format_ in FORMATS.items() if format_.shrunk is not None]
-    checker = _check(COMMON, formats, [torch.float32], 2)
+    checker = _check(COMMON, formats, [torch.float32, torch.complex64], 2)
     assert not checker.wrong and checker.count > 200, checker.wrong
 
 
@@ -108,5 +108,5 @@ def test_strides_of_common_ops_are_torchs_in_dims_of_one_element() -> None:
 @pytest.mark.parametrize("names", _CHUNKS, ids=lambda names: f"{names[0]}..{names[-1]}")
 def test_strides_of_dims_of_one_element_are_torchs(names: list[str]) -> None:
     formats = [name for name, format_ in FORMATS.items() if format_.shrunk is not None]
-    checker = _check(names, formats, [torch.float32], 2)
+    checker = _check(names, formats, [torch.float32, torch.complex64], 2)
     assert not checker.wrong, "\n".join(f"{op} of {text}" for op, text in checker.wrong.items())

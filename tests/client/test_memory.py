@@ -15,7 +15,7 @@ from gt.dispatcher.invariants import check_invariants
 def held():
     """Ids held by the dispatcher and tensors held by the workers of this process, of which there are as many."""
     gt.synchronize()
-    channel = active_session.current()._channel
+    channel = active_session.current().channel
     state = channel.dispatcher.state
     check_invariants(state)
     for executor in channel.executors:
@@ -136,10 +136,10 @@ def test_cached_calls_are_bounded(embedded, monkeypatch):
         assert x[:size].sum().item() == size * (size - 1) / 2
     session = active_session.current()
     assert len(session.cached_calls) <= 100
-    executor = session._channel.executors[0]
+    executor = session.channel.executors[0]
     gt.synchronize()
     assert len(executor.ops) <= 202
-    assert len(session._channel.dispatcher.state.sessions[session.welcome.ident].ops) <= 202
+    assert len(session.channel.dispatcher.state.sessions[session.welcome.ident].ops) <= 202
 
 
 def test_cached_moves_are_bounded(pair, monkeypatch):
@@ -147,7 +147,7 @@ def test_cached_moves_are_bounded(pair, monkeypatch):
     for size in range(1, 100):
         gt.distribute(torch.ones(size), pair, gt.Shard(0)).cumsum(0).tolist()
     gt.synchronize()
-    channel = active_session.current()._channel
+    channel = active_session.current().channel
     session = channel.dispatcher.state.sessions[1]
     assert max(len(session.program_names), len(session.move_plans), *[len(e.ops) for e in channel.executors]) <= 150
 

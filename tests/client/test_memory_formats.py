@@ -269,7 +269,7 @@ def test_a_moved_tensor_keeps_its_memory_format(target):
         whole = moved.redistribute(mesh, "-, -, -, -")
         assert_same(whole, x)
         gt.synchronize()
-        for executor in active_session.current()._channel.executors:
+        for executor in active_session.current().channel.executors:
             shard = executor.tensors[moved._ref.id]
             assert shard.is_contiguous(memory_format=LAST)
             assert executor.tensors[whole._ref.id].stride() == x.stride()
@@ -282,7 +282,7 @@ def test_results_with_other_strides_than_inferred_are_restrided_and_counted(monk
     monkeypatch.setenv("GT_CHECK_GEOMETRY", "0")
     gt.init()
     try:
-        (executor,) = active_session.current()._channel.executors
+        (executor,) = active_session.current().channel.executors
         resolve = executor.engine.resolve
         monkeypatch.setattr(executor.engine, "resolve", lambda op: lambda *args: resolve(op)(*args).contiguous())
         x = images(2, 3, 4, 5)
@@ -295,7 +295,7 @@ def test_results_with_other_strides_than_inferred_are_restrided_and_counted(monk
 
 
 def test_the_checking_mode_raises_where_a_kernel_differs(embedded, monkeypatch):
-    (executor,) = active_session.current()._channel.executors
+    (executor,) = active_session.current().channel.executors
     resolve = executor.engine.resolve
     monkeypatch.setattr(executor.engine, "resolve", lambda op: lambda *args: resolve(op)(*args).contiguous())
     with pytest.raises(gt.OpError, match=r"gave float32\[2, 3, 4, 5\] with strides .*; it should be"):

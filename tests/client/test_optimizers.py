@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gt
-from gt.client import active_session
+from gt.client import active_session, session_reads
 from gt.client.session import Session
 
 torch.manual_seed(0)
@@ -43,14 +43,14 @@ def train(name, options, to, waits):
 def waits(monkeypatch):
     """Notes each time that the client waits for a worker."""
     noted = []
-    for name in ("read_query", "fetch"):
-        method = getattr(Session, name)
+    for owner, name in ((Session, "read_query"), (session_reads, "_read"), (session_reads, "_read_directly")):
+        function = getattr(owner, name)
 
-        def noting(self, *args, method=method):
-            noted.append(method)
-            return method(self, *args)
+        def noting(*args, function=function):
+            noted.append(function)
+            return function(*args)
 
-        monkeypatch.setattr(Session, name, noting)
+        monkeypatch.setattr(owner, name, noting)
     return noted
 
 

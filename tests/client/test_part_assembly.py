@@ -176,7 +176,7 @@ def test_what_is_cut_out_is_put_together_again(eight_workers, case, dtype, is_sh
 def test_a_failure_on_any_holder_fails_the_read(eight_workers, layout, failing):
     ours = gt.distribute(VALUE, gt.mesh(3, ("dp",)), layout)
     gt.synchronize()
-    holder = active_session.current()._channel.executors[failing]
+    holder = active_session.current().channel.executors[failing]
     holder.tensors[ours._ref.id] = FailedValue(msgspec.structs.replace(FAILURE, worker=failing, site=0))
     for _ in range(2):
         with pytest.raises(gt.OpError, match="shapes"):

@@ -63,7 +63,7 @@ def test_compile_reaches_the_workers(four_workers):
     with gt.signal.context("s"):
         gt.zeros(4)
     gt.synchronize()
-    executors = active_session.current()._channel.executors
+    executors = active_session.current().channel.executors
     scopes = [scope for executor in executors for scope in executor.scopes.defined()]
     assert {(scope.name, scope.compile) for scope in scopes} == {("s", True)}
 

@@ -86,7 +86,7 @@ def _check(names: list[str], formats: list[str], dtypes: list[torch.dtype], coun
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("names", _CHUNKS, ids=lambda names: f"{names[0]}..{names[-1]}")
 def test_rules_give_what_torch_gives(names):
-    checker = _check(names, ["", "permuted", "stepped", "one row"], [torch.float32], SAMPLES)
+    checker = _check(names, ["", "permuted"], [torch.float32], SAMPLES)
     assert not checker.wrong, "\n".join(checker.wrong[:20])
 
 

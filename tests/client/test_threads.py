@@ -87,7 +87,7 @@ def test_dead_tensors_are_freed_when_nothing_else_happens(embedded):
     while not session.outbox._is_resting:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    store = session._channel.executors[0].tensors
+    store = session.channel.executors[0].tensors
     ident = x._ref.id
     assert ident in store
     del x

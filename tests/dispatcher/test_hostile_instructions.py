@@ -29,6 +29,7 @@ from gt.core.messages import (
     Lost,
     NoteGradient,
     OpFailed,
+    PlaceTensor,
     Queried,
     QueryOp,
     ReadTimeline,
@@ -261,6 +262,7 @@ def segments(count):
 INTERLEAVED = st.one_of(
     st.builds(NoteGradient, IDS, IDS, st.just(0)),
     st.builds(DropCopies, SOME),
+    st.builds(PlaceTensor, IDS, LAYOUTS, st.just(0)),
     st.builds(BeginModule, st.integers(0, 3), SOME, st.integers(0, 3), SOME, st.just(0)),
 )
 BETWEEN = st.lists(st.builds(BetweenOps, st.integers(0, 3), INTERLEAVED), max_size=3).map(tuple)

@@ -1,7 +1,7 @@
 """The op that a lost worker was running, described for error messages."""
 
 from gt.core.messages import DefineSite, ForgetOps
-from gt.dispatcher.state import NAMES_KEPT
+from gt.dispatcher.state import FACTS_KEPT
 from tests.dispatcher_harness import OP, A, B, C, given, harness_with, run, sharded_harness
 from tests.records import ADD, SMALL, signature
 
@@ -36,11 +36,11 @@ def test_an_op_that_was_forgotten_is_still_named():
 
 def test_the_names_of_forgotten_ops_are_bounded():
     harness = harness_with()
-    for op_id in range(OP, OP + NAMES_KEPT + 1):
+    for op_id in range(OP, OP + FACTS_KEPT + 1):
         harness.define(op_id, ADD)
-    harness.tell(ForgetOps(tuple(range(OP, OP + NAMES_KEPT + 1))))
+    harness.tell(ForgetOps(tuple(range(OP, OP + FACTS_KEPT + 1))))
     assert harness.dispatcher.describe_op(OP, 0) == "an op that was forgotten"
-    assert harness.dispatcher.describe_op(OP + NAMES_KEPT, 0) == "aten.add.Tensor"
+    assert harness.dispatcher.describe_op(OP + FACTS_KEPT, 0) == "aten.add.Tensor"
 
 
 def test_a_worker_without_commands_has_no_current_op():

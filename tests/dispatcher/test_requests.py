@@ -74,7 +74,8 @@ def test_a_tensor_is_located_without_asking_a_worker():
     harness = harness_with(2)
     harness.define(OP, ADD)
     harness.tell(run(OP, (A, B), (C,)))
-    assert harness.tell(LocateTensor(REQUEST, B)) == [ToClient(1, Located(REQUEST, at(1).record()))]
+    located = Located(REQUEST, at(1).record(), (at(0).record(),))  # the op needed a copy
+    assert harness.tell(LocateTensor(REQUEST, B)) == [ToClient(1, located)]
 
 
 def test_synchronize_waits_for_every_worker():

@@ -43,6 +43,12 @@ def test_who_exchanges_waits_for_those_that_are_elsewhere(harness):
     assert [worker.waits_for for worker in read_status(harness.dispatcher, progress).workers] == [(1,), (), (1,)]
 
 
+def test_of_two_exchanges_the_earlier_one_waits_for_nobody(harness):
+    """A worker that has its part of an exchange goes on to the next one."""
+    progress = {0: cell(OP, 1, EXCHANGING, SINCE=50), 1: cell(OP, 2, EXCHANGING, SINCE=60)}
+    assert [worker.waits_for for worker in read_status(harness.dispatcher, progress).workers][:2] == [(), (0,)]
+
+
 def test_memory_of_a_hostile_worker_is_harmless(harness):
     for noise in (-1, 1 << 62, -(1 << 62)):
         (worker, *_) = read_status(harness.dispatcher, {0: [noise] * worker_progress.LENGTH}).workers
@@ -66,7 +72,7 @@ def test_real_workers_count_ops_bytes_and_time(mode):
         time.sleep(0.05)
         (x + 1).sum().item()  # bytes are measured at the end of a batch, not more often than every 20 ms
         gt.synchronize()
-        channel = active_session.current()._channel
+        channel = active_session.current().channel
         for worker in channel.read_status().workers:
             assert worker.state == "idle" and worker.busy > 0 and worker.ops >= 20
             assert worker.nbytes > 0

@@ -28,7 +28,7 @@ def test_a_holder_that_is_killed_during_a_read_fails_it_once(killed):
         process.suspend()
         with ThreadPoolExecutor() as pool:
             read = pool.submit(kept[0].cpu)
-            state = active_session.current()._channel._server.dispatcher.state
+            state = active_session.current().channel._server.dispatcher.state
             wait_until(lambda: [pending.waiting_for for pending in state.pending.values()] == [{killed}])
             os.kill(process.pid, signal.SIGKILL)
             with pytest.raises(gt.WorkerLost, match=f"worker {killed}"):

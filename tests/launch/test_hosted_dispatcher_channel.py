@@ -161,7 +161,7 @@ def test_new_tensors_go_to_the_workers_that_are_left():
         kept = [gt.to(torch.ones(3)) for _ in range(2)]
         assert [tensor.sum().item() for tensor in kept] == [3, 3]
         os.kill(active_session.current().welcome.workers[1].pid, signal.SIGKILL)
-        server = active_session.current()._channel._server
+        server = active_session.current().channel._server
         dispatcher = server.dispatcher
         wait_until(lambda: not server.turn(waits=False) and len(dispatcher.ready_workers()) == 1, what="the loss")
         new = [gt.to(torch.ones(3)) + number for number in range(10)]
@@ -221,7 +221,7 @@ def test_a_session_that_is_closed_while_a_thread_waits_tells_it(monkeypatch):
 
 def test_a_closed_channel_refuses_messages():
     gt.init(workers=1)
-    channel = active_session.current()._channel
+    channel = active_session.current().channel
     gt.shutdown()
     with pytest.raises(gt.SessionError, match="closed"):
         channel.send([Synchronize(own(1))], [])

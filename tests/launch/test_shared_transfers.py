@@ -77,8 +77,8 @@ def test_more_memory_than_the_limit_is_not_kept(two_processes, monkeypatch):
     for layout in LAYOUTS * 2:
         assert torch.equal(over_both(value, layout).cpu(), value)
     gt.synchronize()
-    active_session.current()._channel._payloads._pool.reserve(1, 1 << 18)
-    active_session.current()._channel._payloads._pool.discard(1)
+    active_session.current().channel._payloads._pool.reserve(1, 1 << 18)
+    active_session.current().channel._payloads._pool.discard(1)
     sizes = [path.stat().st_size for path in Path("/dev/shm").glob(f"gt-{os.getpid()}-*")]
     assert sum(sizes) <= 1 << 20
 
@@ -104,5 +104,5 @@ def test_a_program_that_only_uploads_uses_its_memory_again(two_processes):
 
 def wait_for_uploads():
     """Wait until no shared buffer of an upload is in use."""
-    pool = active_session.current()._channel._payloads._pool
+    pool = active_session.current().channel._payloads._pool
     wait_until(lambda: active_session.current().inbox.collect_now() or not pool._used)

@@ -188,7 +188,7 @@ def test_lines_are_numbered_and_time_does_not_go_back():
         ("WORKER_SEND", "WorkerDefineOp", "worker 0", "-", "aten.add.Tensor", "-"),
         ("WORKER_SEND", "WorkerRunOp", "worker 0", "1,c1->3", "aten.add.Tensor", "train.py:12"),
         ("WORKER_SEND", "WorkerQueryOp", "worker 0", "3", "aten.nonzero.default", "?:0"),
-        ("WORKER_SEND", "WorkerFetchTensor", "worker 0", "3", "-", "-"),
+        ("WORKER_SEND", "WorkerFetchTensor", "worker 0", "3", "-", "?:0"),
         ("WORKER_RECV", "Fetched", "worker 0", "-", "-", "-"),
         ("SEND", "Fetched", "client 1", "-", "-", "-"),
         ("CONNECT", "-", "worker 1", "-", "-", "-"),

@@ -4,6 +4,7 @@ import os
 import socket
 import stat
 import struct
+import subprocess
 import tempfile
 import threading
 
@@ -153,7 +154,8 @@ def test_a_planted_directory_is_not_used(plant, directory, tmp_path, captures):
         (tmp_path / "elsewhere").mkdir(mode=0o700)
         directory.symlink_to(tmp_path / "elsewhere")
     monitor = MonitorSocket(captures, lambda: STATUS)
-    assert running_programs() == []
+    with pytest.raises(SessionError, match="is not a private directory of this user"):
+        running_programs()
     monitor.close()
 
 
@@ -163,6 +165,49 @@ def test_sockets_of_programs_that_were_killed_are_removed(directory):
     dead.bind(str(directory / "1-0-abcd.sock"))
     dead.close()
     assert running_programs() == [] and not directory.exists()
+
+
+@pytest.mark.parametrize("name", ["hello.sock", "x-y-z.sock", "1-2.sock", "-1-0-ab.sock", "1-0-ab.sock.sock"])
+def test_what_is_no_socket_of_a_program_is_left_alone(monitor, directory, name):
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(directory / name))
+        other.listen()
+        assert find_program().pid == os.getpid()
+        assert (directory / name).exists()
+        (directory / name).unlink()
+
+
+def test_a_process_of_another_user_or_none_is_told(monitor):
+    with pytest.raises(SessionError, match="there is no process 4194305"):
+        find_program(4194305)  # more than Linux gives
+    if os.getuid() == 0:
+        with subprocess.Popen(["sleep", "60"], user=65534) as process:
+            try:
+                with pytest.raises(SessionError, match="belongs to user 65534, who alone can look at it"):
+                    find_program(process.pid)
+            finally:
+                process.kill()
+
+
+def test_the_end_of_a_program_gives_tools_their_last_answers(monitor, captures):
+    program = find_program()
+    looks, capture = ask(program, StatusRequest(60), 30), ask(program, TraceRequest(60, 10), 30)
+    assert not next(looks).is_last
+    closing = threading.Thread(target=lambda: wait_until(lambda: captures.limits) or monitor.close())
+    closing.start()
+    assert [len(answer.records) for answer in capture] == [3, 0]
+    assert [answer.is_last for answer in looks] == [True]
+    closing.join(30)
+
+
+@pytest.mark.parametrize("interval", [1e18, float("nan"), float("inf"), -1.0])
+def test_an_interval_that_makes_no_sense_is_answered(monitor, interval):
+    answers = ask(find_program(), StatusRequest(interval))
+    if not next(answers).is_last:
+        closing = threading.Thread(target=monitor.close)
+        closing.start()
+        assert next(answers).is_last, "the thread that answers has not failed"
+        closing.join(30)
 
 
 def test_without_a_program_or_with_several_the_error_says_what_to_do(monitor, captures):

@@ -8,7 +8,8 @@ import torch
 
 import gt
 from gt.core.errors import SettingsError
-from gt.monitor.sharding_picture import HeldPart, ShardingPicture
+from gt.monitor.sharding_picture import ShardingPicture
+from gt.sharding.held_parts import HeldPart
 
 
 @pytest.fixture

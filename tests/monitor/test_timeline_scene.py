@@ -2,10 +2,11 @@
 
 import pytest
 
-from gt.monitor.readable_units import count, print_bytes, print_seconds, ticks
-from gt.monitor.timeline_lanes import EXCHANGE, WAIT
+from gt.core.readable_units import count, print_bytes, print_seconds, ticks
+from gt.monitor.timeline_colors import COLORS
+from gt.monitor.timeline_lanes import EXCHANGE, WAIT, Segment, describe_short
 from gt.monitor.timeline_model import read_timeline
-from gt.monitor.timeline_scene import ARROW, COLORS, LEFT, RIGHT, draw_scene
+from gt.monitor.timeline_scene import ARROW, LEFT, RIGHT, draw_scene
 from gt.monitor.timeline_shapes import Box, Label, Line
 from tests.monitor.timeline_logs import RECORDS, gather, op, write_log
 
@@ -57,6 +58,15 @@ def test_names_of_workers_scopes_lines_and_kinds_can_be_read(tmp_path):
     assert "creation, random" not in read
 
 
+def test_the_margin_ends_above_the_legend(tmp_path):
+    kinds = [gather(worker, start, start + 1, 1 - worker, output=start, kind=f"kind{start}")
+             for start in range(1, 40, 2) for worker in (0, 1)]  # fmt: skip
+    labels = shapes(tmp_path, Label, [*RECORDS, *kinds])
+    legend = next(label.y for label in labels if label.text == "exchange with workers")
+    rows = [label.y for label in labels if "kind" in label.text or label.text.endswith(" more")]
+    assert 2 < len(rows) < 20 and max(rows) < legend - 12
+
+
 def test_short_ops_are_drawn_together(tmp_path):
     many = [op(0, "aten.mm.default", start / 50, start / 50 + 0.015) for start in range(5000)]
     boxes = [box for box in shapes(tmp_path, Box, many) if box.fill == COLORS["contraction"] and box.height > 50]
@@ -104,3 +114,19 @@ def test_bytes_and_counts_are_readable():
 def test_an_axis_has_a_few_round_times(seconds):
     found = ticks(seconds)
     assert 4 <= len(found) <= 11 and found[0] == 0 and found[-1] <= seconds * (1 + 1e-9)
+
+
+def test_the_margin_tells_how_many_ops_a_line_has_and_where_the_program_waits(tmp_path):
+    shown = texts(tmp_path)
+    place = shown.index("The program waits")
+    assert shown[place + 1 : place + 3] == ["train.py:12", "1 time, 3 ms"]
+    assert "5 ops, 13 ms" in shown, "of line 7"
+
+
+def test_short_ops_are_told_by_what_takes_their_time():
+    work = [Segment(0, at / 1000, "pointwise", "mul", "", f"/home/train.py:{at}") for at in range(1, 8)]
+    assert describe_short(work).splitlines() == [
+        "7 short ops, 28 ms",
+        *[f"mul train.py:{at}: {at} ms" for at in (7, 6, 5, 4, 3)],
+        "and 2 others",
+    ]

@@ -1,5 +1,7 @@
 """The log of a trace: messages, commands and exchanges in the order of time."""
 
+import torch
+
 import gt
 from gt.core.message_events import WorkerRan
 from gt.core.messages import Ran, Swapped
@@ -68,3 +70,33 @@ def test_a_program_writes_a_log_if_its_trace_is_named_so(tmp_path):
     assert {("worker 0", "aten.mm.default"), ("worker 1", "aten.mm.default")} <= set(started)
     received = [row.nbytes for row in read if row.direction == "WORKER_DONE" and row.op == "all-gather"]
     assert received == [128, 128]
+
+
+def commands_of(path):
+    """The ops and created tensors of a log from the first upload on, without times and numbers."""
+    rows = [row for row in read_rows(path) if row.command in ("WorkerCreateTensor", "WorkerRunOp")]
+    first = next(n for n, row in enumerate(rows) if not row.op)
+    return [(row.peer, row.command, row.ids, row.op, row.site, row.details) for row in rows[first:]]
+
+
+def test_a_captured_log_has_the_rows_of_the_live_log(tmp_path, monkeypatch):
+    """Tensors that ops create from nothing among them, in segments and freed in the batch that makes them too."""
+    monkeypatch.setenv("GT_INSTRUCTION_LOG", str(tmp_path / "live.log"))
+    gt.init(workers=2, mode="virtual")
+    gt.register_config("rows", gt.SignalConfig(shard=gt.ShardConfig(axis=0, workers=[0, 1])))
+    gt.synchronize()
+    with gt.debug.trace(tmp_path / "captured.log"):
+        x = gt.distribute(torch.ones(6, 3), gt.mesh(2, ("x",)), "x, -")
+        for _ in range(12):
+            gt.ones(2, 2)
+            with gt.signal.context("rows"):
+                y = x + gt.randn(6, 3)
+            for _ in range(4):
+                y = (y * 2).relu()
+        y.sum().item()
+    gt.shutdown()
+    captured = commands_of(tmp_path / "captured.log")
+    assert captured == commands_of(tmp_path / "live.log")
+    created = [row for row in captured if row[1] == "WorkerCreateTensor"]
+    assert {row[3] for row in created} == {"", "aten.ones.default", "aten.randn.default"}
+    assert ("worker 1", {"shape": "6x3", "slice": "3:6,0:3", "spec": "x,-"}) in [(row[0], row[-1]) for row in created]

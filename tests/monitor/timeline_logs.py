@@ -15,9 +15,9 @@ def op(worker, name, start, end, scope="", site="/home/train.py:7", swaps=()):
     return WorkerRan(worker, ran, site)
 
 
-def gather(worker, begin, end, peer, nbytes=48, output=99):
+def gather(worker, begin, end, peer, nbytes=48, output=99, kind="all-gather"):
     """A move of which the first millisecond, before the exchange, is local."""
-    swap = Swapped((begin + 1) * MS, end * MS, ((peer, nbytes),), ((peer, nbytes),), "all-gather")
+    swap = Swapped((begin + 1) * MS, end * MS, ((peer, nbytes),), ((peer, nbytes),), kind)
     ran = Ran("redistribute", 1, "", begin * MS, end * MS, (swap,), 1, (own(1),), (own(output),))
     return WorkerRan(worker, ran, "/home/train.py:9")
 

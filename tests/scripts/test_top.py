@@ -8,11 +8,11 @@ import select
 import sys
 import termios
 import time
-from subprocess import Popen
+from subprocess import PIPE, Popen
 
 import pytest
 
-from tests.subprocesses import finish, running, start
+from tests.subprocesses import ROOT, finish, running, start
 
 PROGRAM = """
 import time
@@ -58,6 +58,28 @@ def test_one_look_for_people_and_for_machines(program):
 def test_without_a_program_it_says_so():
     code, out, err = top("--once", "--pid", "1")
     assert (code, out) == (1, "") and "process 1 does not use GT" in err
+
+
+@pytest.mark.parametrize("options", [["--interval", "nan"], ["--interval", "0"], ["--interval", "x"]])
+def test_an_interval_that_is_no_positive_number_is_refused(options):
+    code, out, err = top("--once", *options)
+    assert (code, out) == (2, "") and "number" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["people", "machines"])
+def test_output_that_cannot_be_written_is_a_message(program, options):
+    command = f"{sys.executable} -m gt.scripts.top --once --pid {program.pid} {' '.join(options)}"
+    with Popen(["sh", "-c", f"{command} > /dev/full"], stderr=PIPE, text=True, cwd=ROOT) as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and err.startswith("gt.scripts.top: the output cannot be written: "), err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure(program):
+    command = f"{sys.executable} -m gt.scripts.top --json --interval 0.1 --pid {program.pid}; echo $? >&2"
+    with Popen(["sh", "-c", f"({command}) | head -1"], stdout=PIPE, stderr=PIPE, text=True, cwd=ROOT) as process:
+        out, err = process.communicate(timeout=60)
+    assert len(out.splitlines()) == 1 and json.loads(out)["pid"] == program.pid and err == "0\n"
 
 
 def read_until(terminal, text, seconds=30):

@@ -1,12 +1,17 @@
 """`python -m gt.scripts.trace`: attaches to real programs and servers, and leaves them as they were."""
 
 import json
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from gt.core.errors import SessionError
+from gt.monitor.attachment import ask, find_program
 from gt.monitor.log_rows import read_rows
-from tests.subprocesses import finish, running, serving, start
+from gt.monitor.monitor_protocol import StatusRequest
+from tests.subprocesses import finish, running, serving, start, start_interpreter
 
 PROGRAM = """
 import time
@@ -50,7 +55,78 @@ def test_a_running_program_is_captured_and_goes_on(tmp_path, begin):
 
 def test_without_a_program_it_says_so(tmp_path):
     code, out, err = trace("--pid", "1")
-    assert (code, out) == (1, "") and "process 1 does not use GT; start one" in err
+    assert (code, out) == (1, "") and "process 1 does not use GT, or not yet" in err
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A program that computes; it ends well when its test has ended."""
+    stop = tmp_path / "stop"
+    program = start("-c", PROGRAM.format(start="", stop=str(stop)))
+    with running(program):
+        assert program.stdout.readline() == "ready\n"
+        yield program
+        stop.touch()
+        code, out, err = finish(program, 60)
+        assert (code, out, err) == (0, "ended well\n", "")
+
+
+def test_a_directory_that_cannot_be_written_to_is_found_before_the_capture(tmp_path, program):
+    (tmp_path / "file").touch()
+    for directory in ("/proc/nothing", "/dev/full", str(tmp_path / "file")):
+        code, out, err = trace("--dir", directory, "--pid", str(program.pid))
+        assert (code, out) == (1, "") and f"--dir {directory}" in err and "capturing" not in err
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "x"])
+def test_seconds_that_are_no_positive_number_are_refused(seconds):
+    code, out, err = finish(start("-m", "gt.scripts.trace", "-s", seconds), 60)
+    assert (code, out) == (2, "") and "number" in err and "Traceback" not in err
+
+
+def begin_capture(program, directory):
+    """A capture of a minute that has begun."""
+    tool = start_interpreter(
+        "-m", "gt.scripts.trace", "-s", "60", "--pid", str(program.pid), "--dir", str(directory), PYTHONUNBUFFERED="1"
+    )
+    assert "capturing 60 s" in tool.stderr.readline()
+    return tool
+
+
+def test_an_interrupt_ends_the_capture_and_writes_it(tmp_path, program):
+    tool = begin_capture(program, tmp_path / "traces")
+    with running(tool):
+        time.sleep(0.5)  # of the program's work
+        tool.send_signal(signal.SIGINT)
+        code, out, err = finish(tool, 60)
+    assert code == 0, err
+    ops = [row.op for row in read_rows(Path(out.splitlines()[1])) if row.direction == "WORKER_DONE"]
+    assert "aten.mul.Tensor" in ops
+    assert trace("--dir", str(tmp_path / "traces"), "--pid", str(program.pid))[0] == 0, "the next one can begin"
+
+
+def test_a_program_that_ends_during_the_capture_gives_what_it_has(tmp_path):
+    stop = tmp_path / "stop"
+    program = start("-c", PROGRAM.format(start="", stop=str(stop)))
+    with running(program):
+        assert program.stdout.readline() == "ready\n"
+        tool = begin_capture(program, tmp_path / "traces")
+        with running(tool):
+            time.sleep(0.5)
+            stop.touch()
+            assert finish(program, 60)[0] == 0
+            code, out, err = finish(tool, 60)
+    assert code == 0, err
+    assert "aten.mul.Tensor" in Path(out.splitlines()[1]).read_text()
+
+
+def test_a_stopped_program_is_named_and_goes_on_afterwards(program):
+    program.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(SessionError, match=f"it is stopped; let it go on with kill -CONT {program.pid}"):
+            list(ask(find_program(program.pid), StatusRequest(), patience=0.2))
+    finally:
+        program.send_signal(signal.SIGCONT)
 
 
 def test_a_server_is_captured_with_all_its_clients(tmp_path):

@@ -67,6 +67,12 @@ def test_several_logs_are_several_pictures(tmp_path, run):
     assert code == 0 and out.splitlines() == [str(tmp_path / "a.html"), str(tmp_path / "b.html")]
 
 
+def test_a_directory_gets_a_file_with_the_name_of_the_log(tmp_path, run):
+    log = write_log(tmp_path / "run.log")
+    (tmp_path / "pictures").mkdir()
+    assert run(log, "--html", "-o", tmp_path / "pictures")[:2] == (0, f"{tmp_path / 'pictures' / 'run.html'}\n")
+
+
 def test_a_page_escapes_the_names_of_the_program(tmp_path, run):
     bad = "<script>alert('x')</script>&\"$\\frac$"
     records = [op(0, f"my.{bad}", 0, 9, scope=bad, site=f"{bad}.py:1"), op(1, "aten.mm.default", 0, 9)]

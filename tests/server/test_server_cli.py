@@ -201,6 +201,13 @@ def test_servers_and_workers_refuse_other_addresses_than_loopback():
         assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("module", ["gt.server", "gt.worker"])
+def test_a_setting_that_cannot_be_used_is_a_message(module, monkeypatch):
+    monkeypatch.setenv("GT_TIMEOUT", "soon")
+    code, _, err = finish(start("-m", module, "-p", "0"), 60)
+    assert code == 2 and err.startswith(f"{module}: GT_TIMEOUT='soon' cannot be used"), err
+
+
 def test_a_port_in_use_is_an_error(server):
     code, _, err = finish(start("-m", "gt.server", "-p", str(server[0])))
     assert code == 1

@@ -24,15 +24,15 @@ def scopes_of(work):
     session = active_session.current()
     session.outbox.flush()
     sent = []
-    send, session._channel.send = (
-        session._channel.send,
+    send, session.channel.send = (
+        session.channel.send,
         lambda batch, buffers: (sent.extend(batch), send(batch, buffers)),
     )
     try:
         result = work()
         session.outbox.flush()
     finally:
-        session._channel.send = send
+        session.channel.send = send
     names = {
         scope_id: key[0] + ("" if key[1] is None or key[1].constrains else "~")
         for key, scope_id in session.scope_resolver.scope_ids.items()

@@ -14,6 +14,7 @@ import zmq
 
 import gt
 from gt.client import active_session
+from gt.client.session_reads import locate
 from gt.core.errors import ConnectionLost
 from gt.wire.connections import Router, open_link
 from tests.proxies import proxied
@@ -144,7 +145,7 @@ def test_a_worker_whose_link_is_lost_is_given_up_and_joins_again_with_nothing(se
                 assert "joins again without its tensors" in said_by(worker, "was lost")
                 wait_for_workers(port, 1)
                 assert (gt.ones(3) + 1).sum().item() == 6
-                assert active_session.current().locate(gt.ones(3)._ref).mesh.workers == (1,)
+                assert locate(gt.ones(3)._ref).mesh.workers == (1,)
                 fault(f"the connection of a worker {how}", error.value)
                 fault(f"the same worker, after its connection {how}", "joined again with nothing, as worker 1")
             finally:

@@ -291,7 +291,7 @@ def test_a_client_that_takes_nothing_is_given_a_limited_amount(server, fault):
         worker = psutil.Process(session.welcome.workers[0].pid)
         x = gt.to(torch.ones(1 << 22))
         gt.synchronize()
-        channel = session._channel
+        channel = session.channel
         idents = [next(session.ids) for _ in range(120)]
         before = shutil.disk_usage("/dev/shm").used + worker.memory_info().rss
         channel.send([FetchTensor(ident, x._ref.id) for ident in idents], [])

@@ -23,6 +23,7 @@ from gt.core.meta import TensorMeta
 from gt.dispatcher.message_queue import ToClient, ToWorkers
 from gt.sharding.reshard import plan_reshard
 from gt.worker.exchange.local_steps import LocalStep
+from gt.worker.op_descriptions import OpDescription
 from gt.worker.timeline_recorder import TimelineRecorder
 from tests.dispatcher_harness import REQUEST, REQUEST2, answers, harness_with, over
 from tests.records import RAN, own
@@ -123,21 +124,22 @@ def test_an_invalid_limit_is_refused(limit):
         gt.debug.timeline(limit)
 
 
-def test_timelines_do_not_nest(embedded):
-    with (
-        gt.debug.timeline() as t,
-        pytest.raises(gt.SessionError, match="is being recorded already"),
-        gt.debug.timeline(),
-    ):
-        pass
-    with gt.debug.timeline() as again:
-        gt.ones(3)
-    assert (ops(t), ops(again)) == ([], ["aten.ones.default"])
+def test_timelines_nest(embedded):
+    with gt.debug.timeline(limit=10) as outer:
+        x = gt.ones(3)
+        with gt.debug.timeline() as inner:
+            x = x.exp()
+            for _ in range(20):
+                x = x.sin()
+        x.cos()
+    assert ops(inner) == ["aten.exp.default", *["aten.sin.default"] * 20]
+    assert ops(outer) == ["aten.ones.default", "aten.exp.default", *["aten.sin.default"] * 8][: len(ops(outer))]
+    assert (len(outer.events), inner.dropped) == (10, 0) and outer.dropped >= 12
 
 
 def test_events_of_one_block_are_not_in_the_next(embedded):
     session = active_session.current()
-    session.read_timeline(1000)
+    session.ask(lambda request: ReadTimeline(request, 1000), TimelineRead)
     gt.ones(3).exp()
     with gt.debug.timeline() as t:
         gt.ones(3).sin()
@@ -192,14 +194,17 @@ def recorder():
 
 
 class Definitions:
-    def describe_op(self, command):
-        return "aten.x.default", "forward"
+    def describe_op(self, op_id):
+        return OpDescription("aten.x.default", 1)
+
+    def describe_scope(self, session, scope):
+        return "forward"
 
 
 def run(recorder, command, step=None):
     for _ in recorder.timed([command]):
         if step is not None:
-            recorder.note_exchange([step], recorder.clock())
+            recorder.note_exchange(command, [step], recorder.clock())
 
 
 def test_a_recorder_is_on_while_a_session_records(recorder):
@@ -215,7 +220,7 @@ def test_a_command_is_recorded_with_its_op_scope_and_line(recorder):
     run(recorder, OP)
     run(recorder, FreeTensors((own(5),)))
     told = (
-        Ran("aten.x.default", 3, "forward", 10, 20, (), 1, (), (own(5),)),
+        Ran("aten.x.default", 3, "forward", 10, 20, (), 1, (), (own(5),), 1),
         Ran("free", 0, "", 30, 40, (), 1, (own(5),)),
     )
     assert recorder.take(1, 0) == (told, 0, ())

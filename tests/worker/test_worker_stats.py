@@ -35,3 +35,16 @@ def test_a_program_that_joins_a_server_is_told_where_the_log_is(tmp_path: Path, 
     assert line.startswith("gt: GT_INSTRUCTION_LOG=mine.log is not written by this program")
     assert (f"to {path}" in line) == logs
     assert ("set it where the server" in line) != logs
+
+
+def test_work_waits_and_caches_are_counted(anywhere):
+    before = gt.debug.get_worker_stats()
+    x = gt.ones(64, 64)
+    for _ in range(20):
+        x = (x @ x) * 0.01
+    after = gt.debug.get_worker_stats()
+    assert all(after[worker].busy > before[worker].busy for worker in after)
+    assert all(after[worker].waited >= before[worker].waited >= 0 for worker in after)
+    assert after.call_cache.hits + after.call_cache.misses >= 41
+    assert 0 < after.call_cache.misses < 10
+    assert 0 < after.plan_cache.misses < 10 and after.plan_cache.hits > 30

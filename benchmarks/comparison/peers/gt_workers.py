@@ -13,9 +13,10 @@ import gt
 from benchmarks.comparison import sizes
 from benchmarks.comparison.peers import torch_models as models
 from benchmarks.comparison.peers.command import Case, Cases, Request, cores, run_peer, sample, sample_programs
-from benchmarks.comparison.peers.process_memory import PeakMemory, descendants
+from benchmarks.comparison.peers.process_memory import PeakMemory
 from benchmarks.comparison.sizes import GPT, Transformer
 from benchmarks.echo import echoing
+from gt.client import active_session
 
 PLANS = Path(__file__).parent / "plans"
 COMPILED, INDUCTOR = "compiled", "inductor"  # ends of a way
@@ -116,15 +117,16 @@ def trainer(size: Transformer, request: Request) -> models.Step:
 
 def gpt_step(size: Transformer, request: Request) -> Case:
     trainer(sizes.TINY_GPT, request)()
-    peak = PeakMemory(worker_pids(request))
+    peak = PeakMemory(worker_pids())
     step = trainer(size, request)
     samples = sample(step, request.budget)
     extras = {"peak MB": peak.largest() / 1e6}
     return Case(samples, extras | (exchanges(step, request.workers) if request.workers else {}))
 
 
-def worker_pids(request: Request) -> list[int]:
-    return descendants(os.getpid()) if request.workers else [os.getpid()]
+def worker_pids() -> list[int]:
+    """The processes of the workers, not those that start them or compile for them."""
+    return [worker.pid for worker in active_session.current().workers]
 
 
 def exchanges(step: models.Step, workers: int) -> dict[str, float]:
@@ -187,7 +189,7 @@ def memory(request: Request) -> Cases:
     begin(request)
     size = sizes.QUICK_MEMORY_GPT if request.quick else sizes.MEMORY_GPT
     trainer(sizes.TINY_GPT, request)()
-    peak = PeakMemory(worker_pids(request))
+    peak = PeakMemory(worker_pids())
     step = trainer(size, request)
     for _ in range(3):
         step()

@@ -37,6 +37,7 @@ from gt.core.messages import (
     FreeTensors,
     Instruction,
     NoteGradient,
+    PlaceTensor,
     QueryOp,
     Redistribute,
     RunOp,
@@ -44,7 +45,7 @@ from gt.core.messages import (
 )
 from gt.wire.client_channel import Upload
 
-RECORDED = (RunOp, Redistribute, NoteGradient, BeginStep, EndStep, BeginModule, DropCopies)
+RECORDED = (RunOp, Redistribute, NoteGradient, BeginStep, EndStep, BeginModule, DropCopies, PlaceTensor)
 _NOT_RECORDED = (DefineOp, DefineScope, DefineSite, ForgetOps, FreeTensors, Synchronize)
 
 

@@ -26,6 +26,7 @@ from gt.core.messages import (
     FreeTensors,
     Instruction,
     NoteGradient,
+    PlaceTensor,
     RunOp,
     RunSegment,
 )
@@ -213,7 +214,7 @@ def _runs(instructions: Sequence[Instruction]) -> Iterator[range]:
                 yield range(start, number)
                 start, count, tensors = number, 0, 0
             count, tensors = count + 1, tensors + size
-        elif not count or not isinstance(instruction, NoteGradient | BeginModule | DropCopies):
+        elif not count or not isinstance(instruction, NoteGradient | BeginModule | DropCopies | PlaceTensor):
             if start < number:
                 yield range(start, number)
             yield range(number, number + 1)

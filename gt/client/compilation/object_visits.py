@@ -195,14 +195,14 @@ def _visit_function(walk: StateWalk, name: str, function: types.FunctionType) ->
     for attribute in ("__code__", "__defaults__", "__kwdefaults__"):
         walk.watch_attribute(f"{name}.{attribute}", function, attribute)
     walk.watch_items(f"{name}.", vars(function))
-    _read_names(walk, name, function)
+    _read_names(walk, function)
 
 
-def _read_names(walk: StateWalk, name: str, function: types.FunctionType) -> None:
+def _read_names(walk: StateWalk, function: types.FunctionType) -> None:
     """Watch the globals that a function names, and note the names of attributes."""
     names, variables = names_in(function.__code__), function.__globals__
     is_constructor = function.__code__.co_name in _CONSTRUCTORS
-    walk.note_words(name, names.words - names.new_attributes if is_constructor else names.words)
+    walk.note_words(function.__code__, names.words - names.new_attributes if is_constructor else names.words)
     walk.values.all_words |= names.reads_all
     for word in names.globals:
         walk.watch_entry(word, variables, word)
@@ -322,7 +322,7 @@ def _visit_named_class(walk: StateWalk, name: str, kind: type) -> None:
     for base in bases_of(kind):
         if not is_library(module_of(base)):
             for method in [each for each in _CONSTRUCTORS if each in entries_of(base)]:
-                walk.watch_entry(f"{_class_name(base)}.{method}", entries_of(base), method)
+                walk.watch_entry(f"{base.__name__}.{method}", entries_of(base), method)
 
 
 def _visit_class(walk: StateWalk, name: str, kind: type) -> None:
@@ -332,7 +332,9 @@ def _visit_class(walk: StateWalk, name: str, kind: type) -> None:
     for base in [*bases_of(kind), *bases_of(type(kind))]:
         if not is_library(module_of(base)) and base not in walk.classes:
             walk.classes.add(base)
-            walk.watch_named(_class_name(base), entries_of(base), is_class=True)
+            walk.watch_named(base.__name__, entries_of(base), is_class=True)
+            if issubclass(base, Optimizer):
+                walk.note_optimizer_class(base)
 
 
 def _visit_generator(walk: StateWalk, name: str, generator: Any) -> None:
@@ -368,10 +370,6 @@ def _visit_getter(walk: StateWalk, name: str, getter: Any) -> None:
     walk.values.words.update(word for path in given if isinstance(path, str) for word in path.split("."))
     walk.values.all_words |= isinstance(getter, operator.methodcaller)
     walk.reach(name, given)
-
-
-def _class_name(kind: type) -> str:
-    return f"the optimizer class {kind.__name__}" if issubclass(kind, Optimizer) else kind.__name__
 
 
 _VISITS: tuple[tuple[Any, Callable[[StateWalk, str, Any], None]], ...] = (

@@ -20,6 +20,7 @@ from gt.core.messages import (
     EndStep,
     Instruction,
     NoteGradient,
+    PlaceTensor,
     Redistribute,
     RunOp,
 )
@@ -33,6 +34,7 @@ ID_FIELDS: dict[type[Any], tuple[str, ...]] = {
     EndStep: ("end",),
     BeginModule: ("parameters", "next_parameters"),
     DropCopies: ("ids",),
+    PlaceTensor: ("id",),
 }
 _STEP_IDS = {BeginStep: "step", EndStep: "end"}  # ids of steps, which name no tensor
 _VARYING = ("scalars", "site")  # fields that may differ between calls

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import gc
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gt.client.compilation.static_reads import is_instance, module_of
+from gt.client.compilation.static_reads import entries_of, is_instance, module_of
 
 _LRU_CACHE: Any = type(functools.lru_cache(len))
+_DESCRIPTORS = (staticmethod, classmethod, property)
 _EMPTY: dict[str, Any] = {}
 _VIEWS: Any = (types.MappingProxyType, type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items()))
 
@@ -22,6 +23,17 @@ def referred_objects(value: Any) -> Sequence[object] | None:
         if is_instance(value, kinds):
             return read(value)
     return None
+
+
+def methods_of(kind: type) -> Iterator[types.FunctionType]:
+    """The functions of a class: its methods, those of its properties, and those that decorators have wrapped."""
+    pending = [*entries_of(kind).values()]
+    for value in pending:
+        if is_instance(value, types.FunctionType):
+            yield value
+            pending.append(vars(value).get("__wrapped__"))
+        elif is_instance(value, _DESCRIPTORS):
+            pending.extend(referred_objects(value) or ())
 
 
 def _owner(function: Any) -> Sequence[object]:

@@ -11,7 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from types import MemberDescriptorType
+from types import CodeType, MemberDescriptorType
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.optim.optimizer import Optimizer
 from gt.client.compilation.known_types import is_constant
 from gt.client.compilation.library_variables import LibraryVariable
 from gt.client.compilation.names_in_code import NOT_CALLED, is_implicit
+from gt.client.compilation.referred_objects import methods_of
 from gt.client.compilation.static_reads import attributes_of, is_instance, is_read_by_getattr
 from gt.client.compilation.watched_values import Reading, WatchedValues, item_name
 from gt.client.tensor import Tensor
@@ -58,7 +59,8 @@ class StateWalk:
         self._variables: set[tuple[int, str]] = set()  # of libraries: the id() of the module, and the name
         self._slots: list[tuple[str, object, dict[str, MemberDescriptorType]]] = []
         self._settings: list[tuple[str, dict[str, Any], set[str]]] = []  # groups of parameters of optimizers
-        self._words_elsewhere: set[str] = set()  # names in code that is not that of an optimizer
+        self._optimizer_code: set[CodeType] = set()  # of the methods of the program's own optimizers
+        self._words_elsewhere: set[str] = set()  # names in other code
         self._pending: deque[tuple[str, object, bool]] = deque((name, root, False) for name, root in roots)
 
     def is_going_on(self) -> bool:
@@ -105,10 +107,14 @@ class StateWalk:
 
     # Attributes that are named in code
 
-    def note_words(self, name: str, words: frozenset[str]) -> None:
-        """Note the names in the code of the function or method `name`."""
+    def note_optimizer_class(self, kind: type[Optimizer]) -> None:
+        """Note the code of an optimizer of the program: settings that only it reads may change between calls."""
+        self._optimizer_code.update(method.__code__ for method in methods_of(kind))
+
+    def note_words(self, code: CodeType, words: frozenset[str]) -> None:
+        """Note the names in the code of a function or method."""
         self.values.words |= words
-        if not name.startswith("the optimizer class"):
+        if code not in self._optimizer_code:
             self._words_elsewhere |= words
         if not words.isdisjoint(_READS_OF_ENVIRONMENT):
             self.watch_environment()

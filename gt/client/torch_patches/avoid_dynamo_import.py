@@ -17,6 +17,7 @@ import torch._refs.special
 from torch._C._dynamo import eval_frame
 
 from gt.client.torch_patches.dispatch_modes import disable_current_modes
+from gt.garbage_collection import paused_collection
 
 _MODULES = (
     torch._refs,
@@ -47,7 +48,7 @@ def import_shape_functions() -> None:
     """Run one of torch's Python shape functions outside of all modes: the first time, both import other modules. A
     session does it when it begins: in the middle of an op, a signal handler that issues another one would meet a partly
     imported module."""
-    with disable_current_modes():
+    with paused_collection(), disable_current_modes():
         torch.ops.aten.mul.Scalar(torch.empty(1, device="meta"), 2.0)
 
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import cmath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from gt.sharding.constraints import Target
 from gt.sharding.factors import OpShardingRule
 from gt.sharding.op_calls import Expansion, OpCall
+from gt.sharding.schedules import Algorithm
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.sharding.strategies import OpOperand, OpStrategy
 
 RuleFunction: TypeAlias = Callable[[OpCall], OpShardingRule | None]
 Expand: TypeAlias = Callable[[OpCall, Sequence[ShardingSpec]], Expansion | None]
 LayOut: TypeAlias = Callable[[OpCall, Sequence[OpOperand], Sequence[Target], DeviceMesh], OpStrategy | None]
+
+
+NO_ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({})
 
 
 class OpEntry(NamedTuple):
@@ -27,12 +32,14 @@ class OpEntry(NamedTuple):
       0, and quotients by 0 do not add up
     - `lay_out`: the strategy of a call, chosen without a rule: for ops on lists, whose tensors are independent of each
       other; None if the call has none
+    - `algorithms`: named ways to run the op, in one round or several; users choose one by its name
     """
 
     rule: RuleFunction
     expand: Expand | None = None
     is_linear_with: Callable[[complex], bool] = cmath.isfinite
     lay_out: LayOut | None = None
+    algorithms: Mapping[str, Algorithm] = NO_ALGORITHMS
 
 
 def for_ops(entry: OpEntry, names: str) -> dict[str, OpEntry]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gt.sharding.factors import PASS, REDUCE, FactorRef, OpShardingRule, PartialPassthrough, RuleBuilder, bind
 from gt.sharding.op_calls import LocalContext, LocalProgram, Lowering, OpCall
-from gt.sharding.rules.entry import OpEntry
+from gt.sharding.rules.entry import NO_ALGORITHMS, OpEntry
 from gt.sharding.rules.support.local_programs import adds_once, same_op
+from gt.sharding.rules.support.product_algorithms import PRODUCT_ALGORITHMS
+from gt.sharding.schedules import Algorithm
 
 
 def linear_in(*groups: Sequence[int]) -> tuple[PartialPassthrough, ...]:
@@ -15,13 +17,18 @@ def linear_in(*groups: Sequence[int]) -> tuple[PartialPassthrough, ...]:
     return tuple([PartialPassthrough(frozenset(group), may_grow=True) for group in groups])
 
 
-def product_entry(text: str, *passthroughs: PartialPassthrough, lowering: Lowering | None = None) -> OpEntry:
+def product_entry(
+    text: str,
+    *passthroughs: PartialPassthrough,
+    lowering: Lowering | None = None,
+    algorithms: Mapping[str, Algorithm] = NO_ALGORITHMS,
+) -> OpEntry:
     def rule(call: OpCall) -> OpShardingRule | None:
         if len(call.inputs) != text.partition("->")[0].count(",") + 1:
             return None  # the same tensor is passed twice
         return bind(text, call.shapes, call.result_shapes, passthroughs=passthroughs, lowering=lowering)
 
-    return OpEntry(rule)
+    return OpEntry(rule, algorithms=algorithms)
 
 
 def _product_added(factors: str, result: str, summed: str) -> OpEntry:
@@ -55,6 +62,29 @@ def _lower_linear(shard: LocalContext) -> LocalProgram:
     return same_op(shard) if adds_once(shard) else same_op(shard, {2: None})
 
 
+def _matmul(call: OpCall) -> OpShardingRule | None:
+    """A product of tensors of any rank, whose leading dims are broadcast, as torch.matmul."""
+    if len(call.inputs) != 2:
+        return None
+    first, second = call.shapes
+    left = ["i", "k"][-len(first) :] if len(first) > 1 else ["k"]
+    right = ["k", "j"] if len(second) > 1 else ["k"]
+    ranks = len(first) - len(left), len(second) - len(right)
+    batch = [f"b{number}" for number in range(max(ranks))]
+    own = [_broadcast_dims(batch, shape[:rank], call) for shape, rank in zip(call.shapes, ranks, strict=True)]
+    given = [*batch, *[name for name in (*left, *right) if name != "k"]]
+    text = f"{' '.join([*own[0], *left])}, {' '.join([*own[1], *right])} -> {' '.join(given) or '...'} | reduce(sum): k"
+    return bind(text, call.shapes, call.result_shapes, passthroughs=_BILINEAR)
+
+
+def _broadcast_dims(batch: Sequence[str], sizes: Sequence[int], call: OpCall) -> list[str]:
+    """The names of an operand's leading dims; `1` for one that is broadcast."""
+    names = batch[len(batch) - len(sizes) :]
+    wanted = call.result_shapes[0][: len(batch)][len(batch) - len(sizes) :]
+    pairs = zip(names, sizes, wanted, strict=True)
+    return [name if size == full else "1" for name, size, full in pairs]
+
+
 def _trilinear(call: OpCall) -> OpShardingRule | None:
     """The product of three tensors, each broadcast along some dims, summed over some dims."""
     if len(call.inputs) != 3:
@@ -83,9 +113,10 @@ def _larger(sizes: dict[int, int], own: dict[int, int]) -> dict[int, int]:
 _BILINEAR = linear_in((0,), (1,))
 
 MATMUL: dict[str, OpEntry] = {
-    "aten.mm": product_entry("i k, k j -> i j | reduce(sum): k", *_BILINEAR),
+    "aten.mm": product_entry("i k, k j -> i j | reduce(sum): k", *_BILINEAR, algorithms=PRODUCT_ALGORITHMS),
     "aten._int_mm": product_entry("i k, k j -> i j | reduce(sum): k"),
-    "aten.bmm": product_entry("b i k, b k j -> b i j | reduce(sum): k", *_BILINEAR),
+    "aten.bmm": product_entry("b i k, b k j -> b i j | reduce(sum): k", *_BILINEAR, algorithms=PRODUCT_ALGORITHMS),
+    "aten.matmul": OpEntry(_matmul, algorithms=PRODUCT_ALGORITHMS),
     "aten.mv": product_entry("i k, k -> i | reduce(sum): k", *_BILINEAR),
     "aten.dot": product_entry("k, k -> ... | reduce(sum): k", *_BILINEAR),
     "aten.vdot": product_entry("k, k -> ... | reduce(sum): k", *_BILINEAR),

@@ -1,1 +1,1 @@
-"""Compiles runs of ops by Inductor, in the background."""
+"""Compiles spans of ops by Inductor, in the background."""

@@ -1,4 +1,4 @@
-"""Compile units: runs of ops between exchanges, as records that workers send to the compile server, and its answers.
+"""Compile units: spans of ops between exchanges, as records that workers send to the compile server, and its answers.
 
 A unit works on numbered registers: first its inputs, then the results of its calls. Equal units, such as the layers
 of a transformer, have the same key on all workers of a host, and are compiled once.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +12,14 @@ import torch
 
 from gt.core.signatures import Number
 from gt.worker.bound_segments import Block, BoundSegment
-from gt.worker.compilation.compilable_runs import PlacedUnit
+from gt.worker.compilation.code_log import note_asked, note_compiled, note_eager, note_used
+from gt.worker.compilation.compilable_spans import PlacedUnit
 from gt.worker.compilation.compile_units import CompileAnswer, CompileFailed
 from gt.worker.compilation.compiled_code import CompiledCode
 from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.engines.torch_private import load_code
 
-log = logging.getLogger("gt.compile")
-MAX_CONSTANTS = 4  # sets of constants that one run of ops is compiled for
+MAX_CONSTANTS = 4  # sets of constants that one span of ops is compiled for
 
 RunBlocks: TypeAlias = Callable[[Sequence[Block]], None]
 
@@ -83,13 +82,14 @@ class CompiledBlock:
         self._is_asked = False
 
     def submit(self) -> None:
-        """Ask for code, unless an equal run of ops has code already: cuts between segments move, so that segments with
-        the same runs of ops come again and again."""
+        """Ask for code, unless an equal span of ops has code already: cuts between segments move, so that segments with
+        the same spans of ops come again and again."""
         self._code = self._counts.codes.get(self._placed.unit.key)
         if self._code is not None:
             return
         self._asked += 1
         self._is_asked = True
+        note_asked(self._names())
         self._server.submit(self._placed.unit, self._take)
 
     def run(self, registers: list[Any], run_blocks: RunBlocks) -> None:
@@ -152,7 +152,7 @@ class CompiledBlock:
         began = time.perf_counter()
         code(copies, scalars)
         compiled = time.perf_counter() - began
-        log.info("%s: %.0f us compiled, %.0f us eager", self._describe(), compiled * 1e6, eager * 1e6)
+        note_used(self._names(), eager, compiled)
         self._code = code
         self._counts.codes[self._placed.unit.key] = code
 
@@ -174,8 +174,8 @@ class CompiledBlock:
         """Load the code that the compile server has made, or tell why there is none."""
         self._is_asked = False
         if isinstance(answer, CompileFailed):
-            log.info("%s is not compiled: %s", self._describe(), answer.reason)
             if answer.call >= 0:
+                note_eager(self._names(), answer.reason)
                 position = self._placed.op_of_call[answer.call]
                 self._owner.refuse(position, answer.reason)
             else:
@@ -186,17 +186,20 @@ class CompiledBlock:
         except Exception as error:
             self._fail(f"{self._describe()} runs eagerly: its code cannot be loaded: {error}")
         else:
-            log.info("%s was compiled in %.1f s", self._describe(), answer.seconds)
+            note_compiled(self._names(), answer.seconds)
 
     def _fail(self, reason: str) -> None:
         self._code = self._trial = None
         self._counts.codes.pop(self._placed.unit.key, None)
-        log.info("%s", reason)
+        note_eager(self._names(), reason)
         self._owner.tell(self._placed.ops.start, reason)
 
     def _describe(self) -> str:
-        names = [self._owner.segment.bound[position].op for position in self._placed.ops]
+        names = self._names()
         return f"{len(names)} ops from {names[0]} to {names[-1]}"
+
+    def _names(self) -> list[str]:
+        return [self._owner.segment.bound[position].op for position in self._placed.ops]
 
 
 def split_steps(blocks: Sequence[Block]) -> list[Block]:

@@ -16,7 +16,8 @@ from gt.core.meta import TensorMeta
 from gt.core.segments import SegmentOp
 from gt.core.signatures import Number
 from gt.worker.bound_segments import Block, BoundSegment, Variant
-from gt.worker.compilation.compilable_runs import PlacedUnit, find_runs, make_unit
+from gt.worker.compilation.code_log import note_eager
+from gt.worker.compilation.compilable_spans import PlacedUnit, find_spans, make_unit
 from gt.worker.compilation.compiled_blocks import CompileCounts, CompiledBlock, RunBlocks, joined_steps, split_steps
 from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.compilation.toolchain import COMPILERS, find_compiler
@@ -159,15 +160,16 @@ class SegmentCompilation:
         first = next(op for op in ops if self._wanted(op))
         obstacle = self._compiler.obstacle()
         if obstacle is not None:
+            note_eager([bound.op for bound in self._segment.bound], obstacle)
             self._compiler.tell(self._session, first, obstacle)
             return
-        runs, eager = find_runs(self._segment, self._wanted, self._metas, self._refused)
+        spans, eager = find_spans(self._segment, self._wanted, self._metas, self._refused)
         for op, reason in Counter((found.op, found.reason) for found in eager):
-            log.info("%s stays eager: %s", op, reason)
+            note_eager([op], reason)
         steps = split_steps(self._variant.blocks)
         blocks: list[Block] = []
         position = 0
-        for place in runs:
+        for place in spans:
             blocks += joined_steps(steps[position : place.start])
             placed, own = self._unit(place, scalars), joined_steps(steps[place.start : place.stop])
             blocks.append(CompiledBlock(self, self._compiler.server, self._compiler.counts, placed, own))

@@ -3,13 +3,13 @@
 It forks a process for each unit, after torch's compiler was imported once: that process can be ended when it takes too
 long, together with the C++ compiler that it runs. The limit is one of CPU time, since a process of low priority may
 wait long for a CPU; in all it may take ten times as long. The server ends, and removes its directory, when its last
-worker has ended, of which the kernel tells it by closing the connection.
+worker has ended, of which the kernel tells it by closing the connection. If it is stopped then, the kernel continues
+it: at the end of the worker that has started it, and of the fork server, whose child it becomes after that.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import math
 import os
@@ -17,7 +17,6 @@ import resource
 import selectors
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections import deque
@@ -30,6 +29,7 @@ import msgspec
 import torch
 
 from gt.core.errors import ConnectionLost
+from gt.wire.parent_ends import signal_at_parent_end
 from gt.worker.compilation import private_directory
 from gt.worker.compilation.compile_units import CompileAnswer, Compiled, CompileFailed, CompileRequest, CompileUnit
 from gt.worker.compilation.socket_framing import FrameReader, FrameWriter
@@ -39,7 +39,6 @@ from gt.worker.compilation.tracing import UntraceableCall, trace
 log = logging.getLogger("gt.compile")
 _POLL_SECONDS = 1.0
 _WAIT_FOR_FIRST_SECONDS = 60.0
-_PR_SET_PDEATHSIG = 1
 _WAITING_FACTOR = 10
 
 
@@ -207,8 +206,7 @@ def _compile_and_exit(directory: Path, key: str, unit: CompileUnit, pipe: int, l
         seconds = math.ceil(limit) + 1  # the server ends this process before, unless it is late
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))  # also of each process that this one starts
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal_at_parent_end(signal.SIGKILL)
         if os.getppid() == parent:
             answer = msgspec.msgpack.encode(compile_unit(directory, key, unit))
             with open(pipe, "wb") as target:
@@ -237,6 +235,7 @@ def compile_unit(directory: Path, key: str, unit: CompileUnit) -> CompileAnswer:
 def run_server(directory: Path, limit: float, niceness: int) -> None:
     """Serve the workers that connect to a private directory, whose lock this process has inherited."""
     _lower_priority(niceness)
+    signal_at_parent_end(signal.SIGCONT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     path = directory / private_directory.SOCKET

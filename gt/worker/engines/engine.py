@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Arg, Number, ViewStep
@@ -13,6 +13,13 @@ from gt.worker.engines.counter_rng import Region
 
 Value: TypeAlias = Any
 """A tensor of the engine: torch.Tensor or numpy.ndarray."""
+
+
+class Finiteness(NamedTuple):
+    """Whether a tensor has elements that are NaN, and infinite ones."""
+
+    has_nan: bool
+    has_inf: bool
 
 
 class Engine(Protocol):
@@ -96,6 +103,22 @@ class Engine(Protocol):
 
     def copy(self, value: Value) -> Value:
         """A copy with the same strides."""
+
+    def is_profiled(self) -> bool:
+        """Whether a profiler records the ops of this process."""
+
+    def profiled(self, name: str) -> AbstractContextManager[object]:
+        """A context that the profiler records under a name."""
+
+    def leaves_unwritten(self, op: str) -> bool:
+        """Whether an op gives memory that it has not written."""
+
+    def finiteness(self, value: Value) -> Finiteness:
+        """Whether the elements of a tensor are finite; those of integers are."""
+
+    def extremes(self, value: Value) -> tuple[float, float] | None:
+        """The smallest and the largest element of a tensor of real numbers, both NaN if one is; None for any other,
+        and for an empty one."""
 
     def synchronize(self) -> None:
         """Wait until the device has finished all work."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,6 +12,7 @@ from gt.core.meta import TensorMeta, dense_strides, is_dense, memory_order
 from gt.core.signatures import Arg, Complex, DType, ListArg, MemoryFormat, Number, TorchLayout, ViewStep, WorkerDevice
 from gt.wire.codec import Buffer
 from gt.worker.engines.counter_rng import Region
+from gt.worker.engines.engine import Finiteness
 from gt.worker.engines.host_memory_size import host_memory
 from gt.worker.engines.numpy_ops import OPS, on_lists
 from gt.worker.engines.numpy_random import RandomSource
@@ -120,6 +121,23 @@ class NumPyEngine:
     def storage(self, value: Array) -> tuple[int, int]:
         owner = memory_owner(value)
         return id(owner), getattr(owner, "nbytes", value.nbytes)
+
+    def is_profiled(self) -> bool:
+        return False
+
+    def profiled(self, name: str) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def leaves_unwritten(self, op: str) -> bool:
+        return False
+
+    def finiteness(self, value: Array) -> Finiteness:
+        if value.dtype.kind not in "fc" or np.isfinite(value).all():
+            return Finiteness(False, False)
+        return Finiteness(bool(np.isnan(value).any()), bool(np.isinf(value).any()))
+
+    def extremes(self, value: Array) -> tuple[float, float] | None:
+        return (float(value.min()), float(value.max())) if value.dtype.kind == "f" and value.size else None
 
     def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> Array:
         if not meta.nbytes:

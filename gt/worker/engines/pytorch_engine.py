@@ -38,17 +38,21 @@ from gt.worker.engines.cleared_memory import clear, cleared, leaves_unwritten
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.default_dtype import WithDefaultDtype, may_need_default, without_default_dtype
 from gt.worker.engines.device_fallbacks import DEVICE_FALLBACKS
+from gt.worker.engines.engine import Finiteness
 from gt.worker.engines.host_memory_size import host_memory
 from gt.worker.engines.random_ops import COUNTER_BASED
 from gt.worker.engines.refused_ops import refusal
 from gt.worker.engines.scalar_tensor_cache import takes_number_as_tensor, with_number_as_tensor
 from gt.worker.engines.schema_checks import check_constants
+from gt.worker.engines.torch_finiteness import extremes, finiteness
 from gt.worker.engines.torch_private import (
     Isolation,
     OpWatcher,
     find_overload,
     find_python_function,
     find_schema,
+    is_profiled,
+    profiler_range,
     qualified_name,
     registered_ops,
 )
@@ -275,6 +279,21 @@ class PyTorchEngine:
     def storage(self, value: torch.Tensor) -> tuple[int, int]:
         storage = value.untyped_storage()
         return storage.data_ptr(), storage.nbytes()
+
+    def is_profiled(self) -> bool:
+        return is_profiled()
+
+    def profiled(self, name: str) -> AbstractContextManager[object]:
+        return profiler_range(name)
+
+    def leaves_unwritten(self, op: str) -> bool:
+        return leaves_unwritten(op)
+
+    def finiteness(self, value: torch.Tensor) -> Finiteness:
+        return finiteness(value)
+
+    def extremes(self, value: torch.Tensor) -> tuple[float, float] | None:
+        return extremes(value)
 
     def from_buffer(self, buffer: Buffer, meta: TensorMeta, owned: bool) -> torch.Tensor:
         if not meta.nbytes:

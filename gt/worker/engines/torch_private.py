@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from torch.autograd import profiler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Code: TypeAlias = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -21,6 +22,21 @@ def qualified_name(op: str) -> tuple[str, str]:
     if len(parts) != 3:
         return op, "is not an overload"
     return f"{parts[0]}::{parts[1]}", "" if parts[2] == "default" else parts[2]
+
+
+def is_profiled() -> bool:
+    """Whether a profiler of torch records in this process."""
+    return bool(profiler._is_profiler_enabled)
+
+
+@contextmanager
+def profiler_range(name: str) -> Generator[None]:
+    """A context that a profiler records under a name."""
+    begun = torch.autograd._record_function_with_args_enter(name)
+    try:
+        yield
+    finally:
+        torch.autograd._record_function_with_args_exit(begun)
 
 
 def registered_ops() -> list[str]:

@@ -31,6 +31,9 @@ class InProcessExchange:
     def overlaps(self, tasks: Sequence[MoveTask]) -> bool:
         return False
 
+    def begins_early(self, tasks: Sequence[MoveTask]) -> bool:
+        return False
+
     def prefetch(self, step: LocalStep) -> None:
         """Values need no time to arrive."""
 

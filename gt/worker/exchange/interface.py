@@ -41,15 +41,28 @@ def attempt(compute: Callable[[], Value], fail: Fail) -> Value | FailedValue:
         return fail("redistribute", (), error)
 
 
-Exchanging: TypeAlias = Generator[Sequence[MoveTask], Sequence[MoveResult], Any]
+class Work(Protocol):
+    """An exchange that has begun."""
+
+    def finish(self) -> Sequence[MoveResult]:
+        """Wait for the parts that this worker gets. Raises an error of the whole exchange, such as a lost member. Where
+        a member has no value for a task, the result of that task is a FailedValue."""
+
+
+class EarlyTasks(tuple[MoveTask, ...]):
+    """Tasks whose results are needed later: the computation may be resumed with a Work in place of them. It finishes
+    the work before it yields other tasks, but for EarlyTasks that follow at once; and the work does not raise."""
+
+
+Exchanging: TypeAlias = Generator[Sequence[MoveTask], "Sequence[MoveResult] | Work", Any]
 """A computation that yields the tasks of every exchange it needs, which have the same members, and is resumed with
 their results."""
 
 
 def run_exchanges(
     computation: Exchanging,
-    exchange_tasks: Callable[[Sequence[MoveTask]], Sequence[MoveResult]],
-    results: Sequence[MoveResult] | None = None,
+    exchange_tasks: Callable[[Sequence[MoveTask]], Sequence[MoveResult] | Work],
+    results: Sequence[MoveResult] | Work | None = None,
 ) -> None:
     """Run a computation to its end; `exchange_tasks` does its exchanges. `results` are those of the exchange that the
     computation waits for; None if it has not started."""
@@ -65,14 +78,6 @@ LookAhead: TypeAlias = Callable[[], None]
 `Exchange.lose_worker`. Raises where this worker has no reason to wait, because it ends or its server is lost."""
 
 
-class Work(Protocol):
-    """An exchange that has begun."""
-
-    def finish(self) -> Sequence[MoveResult]:
-        """Wait for the parts that this worker gets. Raises an error of the whole exchange, such as a lost member. Where
-        a member has no value for a task, the result of that task is a FailedValue."""
-
-
 class Exchange(Protocol):
     """A transport between workers."""
 
@@ -86,6 +91,9 @@ class Exchange(Protocol):
     def overlaps(self, tasks: Sequence[MoveTask]) -> bool:
         """Whether an exchange that has begun goes on by itself, so that the worker may compute before it finishes it,
         and may finish it after later ones."""
+
+    def begins_early(self, tasks: Sequence[MoveTask]) -> bool:
+        """Whether an exchange that has begun goes on by itself, if it is finished before later ones begin."""
 
     @property
     def can_prefetch(self) -> bool:

@@ -107,6 +107,10 @@ class ProcessExchange:
         group = self.groups.get(tasks[0].step.members)
         return isinstance(group, ProcessGroup) and all(work_of(task.step) in _GOING_ON for task in tasks)
 
+    def begins_early(self, tasks: Sequence[MoveTask]) -> bool:
+        """Any work of a process group is launched when it begins."""
+        return isinstance(self.groups.get(tasks[0].step.members), ProcessGroup)
+
     @property
     def can_prefetch(self) -> bool:
         """Not with NCCL, which matches sends and receives by their order; and one exchange at a time."""

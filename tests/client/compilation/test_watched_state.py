@@ -90,3 +90,48 @@ def test_a_schedule_matters_if_it_is_read():
     assert reads.first_change() is not None
     assert ignores.first_change() is None
     assert ignores.change_in_call() is not None
+
+
+class Descent(torch.optim.Optimizer):
+    """An optimizer of the program."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1.0})
+
+    @property
+    def rate(self):
+        return self.param_groups[0]["lr"]
+
+    def step(self):
+        return self.rate
+
+    @torch.no_grad()
+    def decorated_step(self):
+        return self.param_groups[0]["lr"]
+
+
+def rate_of(optimizer):
+    return optimizer.param_groups[0]["lr"]
+
+
+# A class that is no optimizer, with a name that could be taken for that of one.
+Misnamed = type("the optimizer class Descent", (), {"step": lambda self, optimizer: optimizer.param_groups[0]["lr"]})
+
+
+def first_change_of_a_rate(use):
+    optimizer = Descent([torch.zeros(1)])
+    watched = watch(use(optimizer))
+    assert watched.first_change() is None
+    optimizer.param_groups[0]["lr"] = 0.5
+    return watched.first_change()
+
+
+def test_a_rate_that_only_methods_of_the_optimizer_read_may_change():
+    assert first_change_of_a_rate(lambda optimizer: lambda: optimizer.step()) is None
+    assert first_change_of_a_rate(lambda optimizer: lambda: optimizer.decorated_step()) is None
+
+
+def test_a_rate_that_other_code_reads_is_watched_whatever_its_class_is_called():
+    misnamed = Misnamed()
+    assert first_change_of_a_rate(lambda optimizer: lambda: rate_of(optimizer)).endswith("['lr']")
+    assert first_change_of_a_rate(lambda optimizer: lambda: misnamed.step(optimizer)).endswith("['lr']")

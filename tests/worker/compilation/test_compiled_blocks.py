@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import gt
+from gt.core.log_tables import CODE
 from gt.worker.compilation.segment_compiler import RUNS_BY_ITSELF
 from tests.worker.compilation.traced_code import TracedCode
 
@@ -132,3 +133,16 @@ def train_with_dropout(*, compiles: bool) -> list[torch.Tensor]:
 
 def test_dropout_in_a_compiled_scope_draws_the_same_numbers(traced_code: TracedCode) -> None:
     torch.testing.assert_close(train_with_dropout(compiles=True), train_with_dropout(compiles=False))
+
+
+def test_the_way_of_ops_to_code_is_a_table(compiled_scopes: TracedCode, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", CODE)
+    x = gt.ones(4, 4)
+
+    def step() -> None:
+        with gt.signal.context("layer"):
+            chain(x).cpu()
+
+    repeat_until_code_runs(step)
+    rows = [record.message.splitlines()[-1].split() for record in caplog.records if record.name == CODE]
+    assert [row[1] for row in rows[:3]] == ["asked", "compiled", "used"] and rows[0][2:] == rows[1][2:8] + ["-"] * 4

@@ -17,7 +17,7 @@ from gt.worker.compilation.compile_units import CompileAnswer, CompileFailed, Co
 from gt.worker.compilation.private_directory import make_private
 from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.compilation.toolchain import find_compiler
-from tests.subprocesses import start
+from tests.subprocesses import finish, start
 from tests.worker.compilation.recorded_units import meta_of, record
 
 pytestmark = pytest.mark.timeout(300)
@@ -144,13 +144,60 @@ time.sleep(1000)
 """
 
 
-def test_the_server_ends_with_a_worker_that_is_killed(directory: Path) -> None:
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_server_ends_with_a_worker_that_is_killed(directory: Path, is_stopped: bool) -> None:
     worker = start("-c", WORKER, str(directory))
     assert worker.stdout is not None and worker.stdout.readline() == "answered\n"
     server = server_of(directory)
+    if is_stopped:
+        server.suspend()
     worker.kill()
     worker.communicate()
-    wait_for(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
+    wait_for(lambda: has_ended(server))
+
+
+PARENT_OF_WORKERS = """
+import os, signal, sys
+from pathlib import Path
+from gt.wire.parent_ends import adopt_orphans
+
+def start_worker():
+    answer, output = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.dup2(output, sys.stdout.fileno())
+        exec(WORKER)
+    assert os.read(answer, 100) == b"answered\\n"
+    return pid
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+adopt_orphans()
+starter, other = start_worker(), start_worker()
+kill(starter)
+server = int((Path(sys.argv[1]) / "process").read_text().split()[0])
+print(server, flush=True)
+os.kill(server, signal.SIGSTOP)
+kill(other)
+"""
+
+
+@pytest.mark.slow
+def test_a_stopped_server_whose_first_worker_has_ended_before_ends_with_the_parent_of_the_workers(
+    directory: Path,
+) -> None:
+    code, out, err = finish(start("-c", f"WORKER = {WORKER!r}\n{PARENT_OF_WORKERS}", str(directory)), 100)
+    assert code == 0, err
+    wait_for(lambda: not psutil.pid_exists(int(out)) or has_ended(psutil.Process(int(out))))
 
 
 def test_a_directory_of_somebody_else_is_not_used(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_results_share_no_memory(on_numpy: Session) -> None:
         warnings.simplefilter("ignore")
         results = [expression(inputs) for expression in CASES.values()]
     on_numpy.synchronize()
-    values = on_numpy._channel.executors[0].tensors.values()  # type: ignore[attr-defined]
+    values = on_numpy.channel.executors[0].tensors.values()  # type: ignore[attr-defined]
     assert len({id(memory_owner(value)) for value in values}) == len(values) > len(results)
 
 

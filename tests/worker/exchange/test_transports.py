@@ -16,7 +16,7 @@ from tests.worker.exchange.transports import PROCESS_TRANSPORTS, TRANSPORTS, exc
 @pytest.mark.parametrize("exchange", [InProcessExchange(), ProcessExchange(0, "cpu")], ids=lambda e: type(e).__name__)
 def test_a_transport_has_the_methods_of_the_interface(exchange):
     names = [name for name, _ in inspect.getmembers(Exchange) if not name.startswith("_")]
-    assert len(names) == 12 and [name for name in names if not hasattr(exchange, name)] == []
+    assert len(names) == 13 and [name for name in names if not hasattr(exchange, name)] == []
 
 
 def gather_of(worker):

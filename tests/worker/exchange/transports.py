@@ -10,7 +10,7 @@ import torch
 
 from gt.worker.exchange import ProcessExchange
 from gt.worker.exchange.in_process_exchange import run_interleaved
-from gt.worker.exchange.interface import run_exchanges
+from gt.worker.exchange.interface import EarlyTasks, run_exchanges
 
 PROCESS_TRANSPORTS = ("shared", "gloo")
 TRANSPORTS = ("memory", *PROCESS_TRANSPORTS)
@@ -68,4 +68,9 @@ def run_over(transport, computations):
 def drive(exchange, computation):
     """Run a computation over the exchange of its worker."""
     with torch.inference_mode(), np.errstate(all="ignore"):
-        run_exchanges(computation, lambda tasks: exchange.begin(tasks).finish())
+        run_exchanges(computation, lambda tasks: _begun(exchange, tasks))
+
+
+def _begun(exchange, tasks):
+    work = exchange.begin(tasks)
+    return work if isinstance(tasks, EarlyTasks) and exchange.begins_early(tasks) else work.finish()

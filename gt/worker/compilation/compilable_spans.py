@@ -1,4 +1,7 @@
-"""Finds runs of ops in a segment that can be compiled together, and makes a unit of each. Pure functions."""
+"""Finds spans of ops, which follow each other in a segment and can be compiled together, and makes a unit of each.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +42,21 @@ class PlacedUnit(NamedTuple):
     op_of_call: tuple[int, ...]
 
 
-def find_runs(
+def find_spans(
     segment: BoundSegment,
     is_wanted: Callable[[SegmentOp], bool],
     metas: Mapping[int, TensorMeta],
     refused: Mapping[int, str],
 ) -> tuple[list[range], list[UncompiledOp]]:
-    """Runs of ops that can be compiled, and the wanted ops that cannot; those in `refused` cannot either. A run ends
+    """Spans of ops that can be compiled, and the wanted ops that cannot; those in `refused` cannot either. A span ends
     where the scope changes. `metas` are those of the tensors in slots."""
-    runs: list[range] = []
+    spans: list[range] = []
     uncompiled: list[UncompiledOp] = []
     start, calls = 0, 0
 
-    def end_run(end: int) -> None:
+    def end_span(end: int) -> None:
         if calls >= MIN_CALLS:
-            runs.append(range(start, end))
+            spans.append(range(start, end))
 
     for position, op in enumerate(segment.body.ops):
         bound = segment.bound[position]
@@ -61,16 +64,16 @@ def find_runs(
         if reason:
             uncompiled.append(UncompiledOp(position, bound.op, reason))
         if reason is not None:
-            end_run(position)
+            end_span(position)
             start, calls = position + 1, 0
             continue
         added = len(flatten_op(bound, len(op.inputs)).calls)
         if calls and (op.scope != segment.body.ops[start].scope or calls + added > MAX_CALLS):
-            end_run(position)
+            end_span(position)
             start, calls = position, 0
         calls += added
-    end_run(len(segment.body.ops))
-    return runs, uncompiled
+    end_span(len(segment.body.ops))
+    return spans, uncompiled
 
 
 def _reason(segment: BoundSegment, op: SegmentOp, position: int, metas: Mapping[int, TensorMeta]) -> str | None:

@@ -1,8 +1,15 @@
-"""Times, sizes and places as a person reads them."""
+"""Times, sizes, places and ops as a person reads them."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
+
+from gt.core.meta import TensorMeta
+
+_SHOWN_TENSORS = 4
+_LONG_KINDS = {"float": "f", "int": "i", "uint": "u", "complex": "c", "bfloat": "bf"}
 
 
 def ticks(seconds: float) -> list[float]:
@@ -16,6 +23,11 @@ def ticks(seconds: float) -> list[float]:
 
 def short_site(site: str) -> str:
     return site.rpartition("/")[2]
+
+
+def short_op(op: str) -> str:
+    """`mm` for `aten.mm.default`: columns have little room."""
+    return op.removeprefix("aten.").removesuffix(".default")
 
 
 def print_seconds(seconds: float) -> str:
@@ -35,3 +47,16 @@ def print_bytes(nbytes: float) -> str:
 def count(number: int, noun: str) -> str:
     """`1 op`, `2 ops`."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def print_tensors(metas: Sequence[TensorMeta]) -> str:
+    """Dtypes and shapes, `f32[8,16] i64[8]`; of many tensors the first two and how many more."""
+    shown = metas if len(metas) <= _SHOWN_TENSORS else metas[:2]
+    more = f" +{len(metas) - len(shown)}" if len(metas) > len(shown) else ""
+    return " ".join([f"{short_dtype(meta.dtype)}[{','.join(map(str, meta.shape))}]" for meta in shown]) + more
+
+
+def short_dtype(dtype: str) -> str:
+    """`f32` for `float32`."""
+    found = re.fullmatch("(float|int|uint|complex|bfloat)([0-9]+)", dtype)
+    return _LONG_KINDS[found[1]] + found[2] if found is not None else dtype

@@ -1,4 +1,4 @@
-"""Runs of ops in a segment that can be compiled together, and the units that are made of them."""
+"""Spans of ops in a segment that can be compiled together, and the units that are made of them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from gt.core.segments import SegmentBody, SegmentOp
 from gt.core.signatures import Input, Scalar, Signature
 from gt.worker.bound_ops import BoundOp
 from gt.worker.bound_segments import BoundSegment
-from gt.worker.compilation.compilable_runs import MIN_CALLS, UncompiledOp, find_runs, make_unit
+from gt.worker.compilation.compilable_spans import MIN_CALLS, UncompiledOp, find_spans, make_unit
 from gt.worker.engines.pytorch_engine import PyTorchEngine
 
 ENGINE = PyTorchEngine("cpu")
@@ -43,10 +43,10 @@ def metas(segment: BoundSegment) -> dict[int, TensorMeta]:
 def runs_in(
     segment: BoundSegment, refused: Mapping[int, str] | None = None, scopes: Sequence[int] = (0, 1)
 ) -> list[range]:
-    return find_runs(segment, lambda op: op.scope in scopes, metas(segment), refused or {})[0]
+    return find_spans(segment, lambda op: op.scope in scopes, metas(segment), refused or {})[0]
 
 
-def test_ops_that_follow_each_other_are_one_run() -> None:
+def test_ops_that_follow_each_other_are_one_span() -> None:
     assert runs_in(make_segment("neg mul add_ neg")) == [range(4)]
 
 
@@ -54,19 +54,19 @@ def test_few_ops_are_not_worth_it() -> None:
     assert runs_in(make_segment(" ".join(["neg"] * (MIN_CALLS - 1)))) == []
 
 
-def test_an_op_that_stays_eager_cuts_a_run_and_is_named() -> None:
+def test_an_op_that_stays_eager_cuts_a_span_and_is_named() -> None:
     segment = make_segment("neg neg neg nonzero neg neg neg")
-    runs, eager = find_runs(segment, lambda op: True, metas(segment), {})
-    assert runs == [range(3), range(4, 7)]
+    spans, eager = find_spans(segment, lambda op: True, metas(segment), {})
+    assert spans == [range(3), range(4, 7)]
     reason = "its result depends on values (dynamic_output_shape)"
     assert eager == [UncompiledOp(3, "aten.nonzero.default", reason)]
 
 
-def test_a_refused_op_cuts_a_run() -> None:
+def test_a_refused_op_cuts_a_span() -> None:
     assert runs_in(make_segment("neg neg neg neg neg neg neg"), {3: "it cannot be traced"}) == [range(3), range(4, 7)]
 
 
-def test_a_run_ends_with_its_scope() -> None:
+def test_a_span_ends_with_its_scope() -> None:
     segment = make_segment("neg neg neg neg neg neg", [0, 0, 0, 1, 1, 1])
     assert runs_in(segment) == [range(3), range(3, 6)]
     assert runs_in(segment, scopes=[1]) == [range(3, 6)]
@@ -74,7 +74,7 @@ def test_a_run_ends_with_its_scope() -> None:
 
 def test_an_input_without_a_value_is_not_compiled() -> None:
     segment = make_segment("neg neg neg")
-    assert find_runs(segment, lambda op: True, {}, {})[0] == []
+    assert find_spans(segment, lambda op: True, {}, {})[0] == []
 
 
 def test_a_unit_has_the_inputs_calls_and_live_tensors_of_its_ops() -> None:
@@ -101,7 +101,7 @@ def test_a_number_is_a_constant_where_the_op_has_no_dynamic_form() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 4])
-def test_equal_runs_are_equal_units(first: int) -> None:
+def test_equal_spans_are_equal_units(first: int) -> None:
     segment = make_segment("neg mul neg nonzero neg mul neg")
     run = range(first, first + 3)
     unit = make_unit(segment, run, metas(segment), frozenset([first + 3]), [1.0, 2.0], 1).unit

@@ -1,0 +1,141 @@
+"""Reads of a session: the values, versions and layouts of tensors, and what workers have counted and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gt.client.interrupts import CriticalSection
+from gt.client.part_assembly import assemble
+from gt.client.session import Session
+from gt.client.storage import Storage, TensorRef
+from gt.core.messages import (
+    CURRENT,
+    ByteRange,
+    FetchTensor,
+    Located,
+    LocateTensor,
+    MemoryRead,
+    MoreRoomNeeded,
+    NonFiniteRead,
+    ReadMemory,
+    ReadNonFinite,
+    ReadStats,
+    ReadStory,
+    ReadVersions,
+    StatsRead,
+    StoryRead,
+    TensorRead,
+    VersionSpan,
+    VersionsRead,
+)
+from gt.sharding.spec import ShardingSpec, spec_of
+from gt.wire.client_channel import Received
+from gt.wire.codec import Buffer
+from gt.wire.shared_memory import SHARE_BYTES
+
+# Tensors
+
+
+def fetch(ref: TensorRef, version: int = CURRENT) -> torch.Tensor:
+    """The value of a tensor as a plain one; waits until it is computed. `version` selects an earlier value."""
+    value = _fetch(ref, version)
+    if ref.session.check_value is not None:
+        ref.session.check_value(value)
+    return value
+
+
+def _fetch(ref: TensorRef, version: int) -> torch.Tensor:
+    session = ref.session
+    session.require_open()
+    session.require_values(f"the value of a tensor of shape {list(ref.geometry.shape)} is read")
+    if session.call_log is not None:
+        session.call_log.note_read(ref.geometry)
+    storage = ref if isinstance(ref, Storage) else session.derive(ref)
+    is_direct = session.embedded and version == CURRENT and not session.is_traced
+    if is_direct and (data := _read_directly(session, storage)) is not None:
+        return assemble((data,), None, ref.geometry, is_shared=False)
+    read = _read(session, storage, version, ref.geometry.nbytes)
+    if isinstance(read.answer, MoreRoomNeeded):
+        read = _read(session, storage, version, read.answer.nbytes)
+    assert isinstance(read.answer, TensorRead)
+    layout = read.answer.layout
+    return assemble(read.buffers, None if layout is None else spec_of(layout), ref.geometry, read.is_shared)
+
+
+def _read_directly(session: Session, storage: Storage) -> Buffer | None:
+    """The bytes of a tensor of the worker in this process; None if a request is necessary."""
+    session.outbox.flush()
+    session.inbox.require_accepted()
+    with CriticalSection():
+        data = session.channel.read_directly(storage.id)
+    if data is not None:
+        session.outbox.tape.append(FetchTensor(0, storage.id))
+    return data
+
+
+def _read(session: Session, storage: Storage, version: int, nbytes: int) -> Received:
+    """Read a tensor, with room for so many bytes."""
+    request = next(session.ids)
+    site = session.sites.current()
+    place = ByteRange("", nbytes) if nbytes >= SHARE_BYTES else None
+    session.outbox.submit(lambda ids: FetchTensor(request, ids[0], version, site, place), [storage])
+    return session.wait_for(request, site)
+
+
+def read_versions(session: Session, storages: Sequence[Storage]) -> tuple[VersionSpan, ...]:
+    """For each tensor, the VersionSpan of its readable values."""
+    session.require_open()
+    request = next(session.ids)
+    session.outbox.submit(lambda ids: ReadVersions(request, ids), storages)
+    answer = session.answer(request).answer
+    assert isinstance(answer, VersionsRead)
+    return answer.spans
+
+
+def locate(ref: TensorRef) -> ShardingSpec:
+    """The layout of a tensor; for a view, the layout that its value would have."""
+    return locate_copies(ref)[0]
+
+
+def locate_copies(ref: TensorRef) -> list[ShardingSpec]:
+    """The layout of a tensor, and then of each copy that exists of it."""
+    session = ref.session
+    storage = ref if isinstance(ref, Storage) else session.derive(ref)
+    request = next(session.ids)
+    session.outbox.submit(lambda ids: LocateTensor(request, ids[0]), [storage])
+    answer = session.answer(request).answer
+    assert isinstance(answer, Located)
+    return [spec_of(answer.layout), *map(spec_of, answer.copies)]
+
+
+def read_story(storage: Storage) -> StoryRead:
+    """What the dispatcher remembers of a tensor."""
+    session = storage.session
+    session.require_open()
+    session.outbox.flush()  # the dispatcher remembers earlier batches
+    request = next(session.ids)
+    session.outbox.submit(lambda ids: ReadStory(request, ids[0]), [storage])
+    answer = session.answer(request).answer
+    assert isinstance(answer, StoryRead)
+    return answer
+
+
+# Workers
+
+
+def read_stats(session: Session) -> StatsRead:
+    """Counters of each worker, and the memory it holds."""
+    return session.ask(ReadStats, StatsRead)
+
+
+def read_memory(session: Session, watch: bool) -> MemoryRead:
+    """The memory that tensors of this session took on each worker; `watch`: record it from now on."""
+    session.outbox.flush()  # frees the tensors that were collected
+    return session.ask(lambda request: ReadMemory(request, watch), MemoryRead)
+
+
+def read_non_finite(session: Session, watch: bool, infinity: bool) -> NonFiniteRead:
+    """The commands that have made NaN, or `infinity`; `watch`: workers look for them from now on."""
+    return session.ask(lambda request: ReadNonFinite(request, watch, infinity), NonFiniteRead)

@@ -1,0 +1,232 @@
+"""Records the instruction stream of steps of a program, and the modules that the steps go through, for `gt.auto_shard`.
+
+The program is an ordinary function: while it runs, hooks note where modules begin and end, and the recorder is the
+outbox of the session, which notes the tensors that instructions name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from gt.client import active_session
+from gt.client.model_layout import apply_hooks, hook_all_gathers, unhook
+from gt.client.outbox import BuildInstruction, Outbox
+from gt.client.session import Session
+from gt.client.session_reads import locate
+from gt.client.step_objects import StepObjects
+from gt.client.storage import Storage, TensorRef
+from gt.client.tensor import Tensor, to_gt
+from gt.client.torch_patches.pytree import tree_leaves, tree_map
+from gt.core.errors import SessionError
+from gt.core.messages import CreateTensor, Instruction
+from gt.core.meta import TensorMeta
+from gt.core.signatures import PolicyRecord
+from gt.sharding.optimizer.recorded_steps import ENTER, GRADIENT, INPUT, LEAVE, OUTPUT, ModuleMark, RecordedSteps
+from gt.sharding.spec import ShardingSpec
+from gt.wire.client_channel import Upload
+
+STEPS = 2  # the first one creates the optimizer's state, the second one is like all that follow
+MAX_INSTRUCTIONS = 1 << 22
+
+
+def record_steps(step: Callable[..., Any], args: Sequence[Any], objects: StepObjects) -> RecordedSteps:
+    """Run a step a few times and record it. Raises SessionError with the line, in a session that computes nothing, if
+    the step reads a value."""
+    session = active_session.current()
+    if session.embedded:
+        raise SessionError(
+            "a program with one worker has no layouts to choose; start more with gt.init(workers=8, mode='shapes')"
+        )
+    parameters = {name: tensor for name, tensor in _named_tensors(objects.model) if isinstance(tensor, Tensor)}
+    if not parameters:
+        raise SessionError("the model of the step is not on GT; move it with gt.to(model) before gt.auto_shard")
+    states = dict(_states(objects.optimizers))
+    known = [*parameters.values(), *objects.tensors, *[state for state, _ in states.values()]]
+    layouts = {ref.id: locate(ref) for ref in _storages(session, known)}
+    named = {name: tensor._ref.storage.id for name, tensor in parameters.items()}
+    before = {ident: parameter._ref.storage.id for ident, (_, parameter) in states.items()}
+    recorder = _Recorder(session)
+    with recorder, _hooked(objects.model, recorder):
+        for _ in range(STEPS):
+            recorder.begin_step()
+            step(*args)
+    return recorder.finish(layouts, named, before, _owners(objects.model))
+
+
+def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _owners(model: torch.nn.Module) -> dict[str, tuple[str, ...]]:
+    """The names of the parameters and buffers that each module itself has."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, part in model.named_modules():
+        prefix = f"{name}." if name else ""
+        own = [key for key, _ in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))]
+        if own:
+            found[name] = tuple([prefix + key for key in own])
+    return found
+
+
+def _states(optimizers: Sequence[Optimizer]) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+    """The tensors of optimizers' state that are like their parameter, by id, with the parameter."""
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            for value in state.values():
+                if isinstance(value, Tensor) and isinstance(parameter, Tensor) and value.shape == parameter.shape:
+                    yield value._ref.storage.id, (value, parameter)
+
+
+def _scopes(session: Session) -> dict[int, tuple[str, PolicyRecord | None]]:
+    known = session.scope_resolver.scope_ids if session.scope_resolver is not None else {}
+    return {ident: (name, policy) for (name, policy, _), ident in known.items()}
+
+
+def _storages(session: Session, tensors: Sequence[Tensor]) -> list[Storage]:
+    found = {tensor._ref.storage.id: tensor._ref.storage for tensor in tensors if tensor._ref.session is session}
+    return list(found.values())
+
+
+class _Recorder:
+    """Inside `with`, the outbox of a session: notes the tensors that instructions name, and passes all of them on."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._outbox: Outbox = session.outbox
+        self._metas: dict[int, TensorMeta] = {}
+        self._marks: list[ModuleMark] = []
+        self._starts: list[int] = []
+        self._instructions: list[Instruction] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._outbox, name)
+
+    def __enter__(self) -> _Recorder:
+        self._session.outbox = self  # type: ignore[assignment]
+        self._session.is_traced = True
+        self._outbox.flush()
+        self._outbox.record_times(MAX_INSTRUCTIONS)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._session.outbox, self._session.is_traced = self._outbox, False
+        self._outbox.flush()
+        self._instructions = [instruction for _, instruction in self._outbox.take_times()]
+
+    # The interface of the outbox
+
+    def submit(
+        self,
+        build: BuildInstruction,
+        refs: Sequence[TensorRef],
+        written: Sequence[Storage] = (),
+        new_ids: Sequence[int] = (),
+    ) -> Any:
+        for ref in refs:
+            self._metas.setdefault(ref.storage.id, ref.storage.geometry.meta())
+        return self._outbox.submit(build, refs, written, new_ids)
+
+    def emit_upload(self, instruction: CreateTensor, upload: Upload, at_once: bool) -> None:
+        self._metas[instruction.id] = instruction.meta
+        self._outbox.emit_upload(instruction, upload, at_once)
+
+    # Notes
+
+    @property
+    def _position(self) -> int:
+        return len(self._outbox.queue.times)  # type: ignore[attr-defined]
+
+    def begin_step(self) -> None:
+        self._starts.append(self._position)
+
+    def mark(self, kind: str, module: str) -> None:
+        self._marks.append(ModuleMark(self._position, kind, module))
+
+    def mark_tensor(self, kind: str, module: str, tensor: Any) -> None:
+        if isinstance(tensor, Tensor) and tensor._ref.session is self._session:
+            ref = tensor._ref
+            steps = ref.path.steps if ref.path is not None else ()
+            meta = ref.geometry.meta()
+            self._metas.setdefault(ref.storage.id, ref.storage.geometry.meta())
+            self._marks.append(ModuleMark(self._position, kind, module, ref.storage.id, tuple(steps), meta))
+
+    def finish(
+        self,
+        layouts: dict[int, ShardingSpec],
+        parameters: dict[str, int],
+        states: dict[int, int],
+        owners: dict[str, tuple[str, ...]],
+    ) -> RecordedSteps:
+        session = self._session
+        expanded = [each for instruction in self._instructions for each in session.expand(instruction)]
+        if len(expanded) != len(self._instructions):
+            raise SessionError("gt.auto_shard cannot record a function of gt.compile; pass the function itself")
+        sites = {site: session.sites.text(site) for site in {getattr(each, "site", 0) for each in expanded}}
+        return RecordedSteps(
+            tuple(expanded),
+            tuple(self._starts),
+            tuple(self._marks),
+            dict(session.signatures),
+            self._metas,
+            layouts,
+            parameters,
+            states,
+            owners,
+            sites,
+            _scopes(session),
+        )
+
+
+class _Hooks:
+    """The hooks of one module while steps are recorded."""
+
+    def __init__(self, recorder: _Recorder, name: str) -> None:
+        self._recorder = recorder
+        self._name = name
+
+    def enter(self, module: torch.nn.Module, args: Any) -> None:
+        self._recorder.mark(ENTER, self._name)
+
+    def note_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Note the tensors that the model is called with. Plain ones are uploaded, as if they had a layout."""
+        return tree_map(self._noted_input, (args, kwargs))
+
+    def _noted_input(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.dim():
+            value = to_gt(value)
+            self._recorder.mark_tensor(INPUT, self._name, value)
+        return value
+
+    def leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, Tensor) and not tensor._ref.storage.is_parameter:
+                self._recorder.mark_tensor(OUTPUT, self._name, tensor)
+                if tensor.requires_grad:
+                    tensor.register_hook(self._note_gradient)
+        self._recorder.mark(LEAVE, self._name)
+
+    def _note_gradient(self, gradient: Any) -> None:
+        self._recorder.mark_tensor(GRADIENT, self._name, gradient)
+
+
+@contextmanager
+def _hooked(model: torch.nn.Module, recorder: _Recorder) -> Iterator[None]:
+    """Inside, the modules of a model are recorded, and the configuration of signals does not lay them out."""
+    unhook(model)
+    with ExitStack() as stack:
+        stack.callback(apply_hooks, model)
+        stack.callback(unhook, model)
+        hook_all_gathers(model)
+        for name, part in model.named_modules():
+            hooks = _Hooks(recorder, name)
+            handles = [part.register_forward_pre_hook(hooks.enter), part.register_forward_hook(hooks.leave)]
+            if part is model:
+                handles.append(part.register_forward_pre_hook(hooks.note_inputs, with_kwargs=True))
+            for handle in handles:
+                stack.callback(handle.remove)
+        yield

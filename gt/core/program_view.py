@@ -1,0 +1,108 @@
+"""A program seen from a dashboard: its tensors, traffic and failures, beside the status of its workers and sessions."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from gt.core.program_status import ProgramStatus, WorkerState
+
+
+class HeldPart(msgspec.Struct, frozen=True):
+    """The part of a tensor that a worker holds: the start and the end in each dim. Replicas have the same `part`."""
+
+    worker: int
+    part: int
+    intervals: tuple[tuple[int, int], ...]
+
+
+class TensorState(msgspec.Struct, frozen=True):
+    """Tensors of a session that are alike, `count` of them. `nbytes` are those of one of them on all workers together;
+    `copies` is the number of copies of them in other layouts. `line` is the line that wrote them last, empty if that is
+    not known."""
+
+    session: int
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    mesh: str
+    nbytes: int
+    count: int
+    copies: int
+    line: str
+    parts: tuple[HeldPart, ...]
+
+
+class LineMemory(msgspec.Struct, frozen=True):
+    """The bytes on all workers of the tensors that a line wrote last. The line is empty for the rest."""
+
+    line: str
+    nbytes: int
+    tensors: int
+
+
+class MemoryState(msgspec.Struct, frozen=True):
+    """The memory of tensors on all workers by line, the most first, and the largest tensors. `copied` are the bytes of
+    copies in other layouts. `dropped` batches of instructions came too fast to be looked at: the lines of their tensors
+    are not known."""
+
+    nbytes: int
+    tensors: int
+    copied: int
+    lines: tuple[LineMemory, ...]
+    largest: tuple[TensorState, ...]
+    dropped: int
+
+
+class PairTraffic(msgspec.Struct, frozen=True):
+    """The bytes that a worker has received from another one since its start."""
+
+    sender: int
+    receiver: int
+    nbytes: int
+
+
+class FailureState(msgspec.Struct, frozen=True):
+    """An op that failed: where it was issued, and where it failed. `time` is in seconds since 1970; `workers` are those
+    that have reported it, -1 for the dispatcher."""
+
+    number: int
+    time: float
+    session: int
+    op: str
+    inputs: tuple[str, ...]
+    line: str
+    kind: str
+    message: str
+    traceback: str
+    workers: tuple[int, ...]
+
+
+class LostWorker(msgspec.Struct, frozen=True):
+    """A worker that has gone, the reason, and the op that it ran last."""
+
+    worker: int
+    pid: int
+    reason: str
+    last_op: str
+
+
+class FailuresState(msgspec.Struct, frozen=True):
+    """The most recent failures, the last one first; `count` are all of them."""
+
+    count: int
+    failures: tuple[FailureState, ...]
+    lost: tuple[LostWorker, ...]
+
+
+class ProgramView(Protocol):
+    """Reads a program while it goes on; one thread may ask. Reading does not wait for the program. `watch_lines` lets
+    the program note which line writes which tensor, from then on; off, that costs nothing."""
+
+    def read_workers(self) -> tuple[WorkerState, ...]: ...
+    def read_status(self) -> ProgramStatus: ...
+    def read_memory(self) -> MemoryState: ...
+    def read_traffic(self) -> tuple[PairTraffic, ...]: ...
+    def read_failures(self) -> FailuresState: ...
+    def watch_lines(self, on: bool) -> None: ...

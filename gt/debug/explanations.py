@@ -1,0 +1,118 @@
+"""What a block of a program did, line by line: `gt.explain`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from functools import cache
+from typing import TextIO
+
+import msgspec
+from rich.console import Console
+
+from gt.client import active_session
+from gt.client.command_recordings import CommandRecording
+from gt.client.session import Session
+from gt.core.errors import GTError, nearest
+from gt.core.message_events import ProgramWaited, WorkerRan
+from gt.core.messages import MAX_RECORDED
+from gt.monitor.line_summary import LineSummary, LineUse
+from gt.monitor.line_table import ORDERS, LineTable, as_html, as_terminal_table, as_text, line_table
+from gt.monitor.trace_files import describe_gaps
+
+
+class Explanation:
+    """What each line of the program did inside `with gt.explain() as e:`, printed when the block ends. `lines` are the
+    records, `bytes` is what all workers received from each other, and `dropped` counts the commands that there was no
+    room for.
+
+    >>> with open("lines.txt", "w") as file, gt.explain(file=file) as e:
+    ...     y = gt.ones(4).sum().item()
+    >>> sum(line.ops for line in e.lines), e.bytes
+    (2, 0)
+    """
+
+    def __init__(self, file: TextIO | None, limit: int | None, order: str) -> None:
+        self.lines: list[LineUse] = []
+        self.dropped = 0
+        self._file = file
+        self._limit = limit
+        self._order = order
+
+    def __enter__(self) -> Explanation:
+        session = self._session = active_session.current()
+        session.wait_for_work()  # exchanges from before are not part of the block
+        self._recording = session.recordings.begin(MAX_RECORDED)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        with contextlib.suppress(GTError) if kind is not None else contextlib.nullcontext():
+            self._end()
+        if kind is None:
+            self._print()
+
+    def _end(self) -> None:
+        session, recording = self._session, self._recording
+        try:
+            session.wait_for_work()
+        finally:
+            session.recordings.end(recording)
+        self.lines, self.dropped = _lines(session, recording), recording.dropped
+
+    @property
+    def bytes(self) -> int:
+        return sum(line.bytes for line in self.lines)
+
+    def table(self) -> str:
+        """The table as aligned columns."""
+        return as_text(self._table())
+
+    def json(self) -> str:
+        """All lines as JSON, with all fields of their records."""
+        fields = {"lines": self.lines, "bytes": self.bytes, "dropped": self.dropped}
+        return msgspec.json.encode(fields).decode()
+
+    def _repr_html_(self) -> str:
+        return as_html(self._table())
+
+    def _table(self) -> LineTable:
+        return line_table(self.lines, self._order, self._limit, describe_gaps(self.dropped, ()))
+
+    def _print(self) -> None:
+        file = self._file or sys.stdout
+        if file.isatty():
+            Console(file=file).print(as_terminal_table(self._table()))
+        else:
+            print(self.table(), file=file)
+
+
+def explain(*, file: TextIO | None = None, limit: int | None = 30, sort: str = "time") -> Explanation:
+    """Print what each line of the program does inside: `with gt.explain(): ...`. At most `limit` lines are shown, those
+    with the most `sort` first: "time" of workers, "bytes" between workers, or "waits".
+
+    >>> with gt.explain() as e:
+    ...     y = gt.ones(4).sum().item()
+    line ...code ...ops ...
+    """
+    if sort not in ORDERS:
+        raise ValueError(f"lines cannot be sorted by {sort!r}: {nearest(sort, ORDERS)}")
+    if limit is not None and limit < 1:
+        raise ValueError(f"a table of {limit} lines is not possible; limit=None shows all")
+    return Explanation(file, limit, sort)
+
+
+def _lines(session: Session, recording: CommandRecording) -> list[LineUse]:
+    code: dict[str, str] = {}
+
+    @cache
+    def name(site: int) -> str:
+        line = session.sites.text(site)
+        code[line] = session.sites.code(site)
+        return line
+
+    summary = LineSummary(name)
+    for worker, ran in recording.ran:
+        summary.add(WorkerRan(worker, ran, name(ran.site) if ran.site else ""))
+    for start, end, site in recording.waits:
+        summary.add(ProgramWaited(session.welcome.ident, start, end, name(site) if site else ""))
+    return summary.lines(lambda line: code.get(line, ""))

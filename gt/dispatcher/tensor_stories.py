@@ -1,0 +1,187 @@
+"""The story of a tensor: the events of the commands that concern it, its versions and its copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from gt.core.ids import MAX_RESULTS, is_dispatcher_id
+from gt.core.messages import (
+    Command,
+    FreeTensors,
+    QueryOp,
+    RunOp,
+    StoryEvent,
+    StoryRead,
+    WorkerCreateTensor,
+    WorkerFetchTensor,
+)
+from gt.dispatcher.op_definitions import MOVE, OpFacts
+from gt.dispatcher.session_records import SessionRecord
+from gt.dispatcher.state import State
+from gt.sharding.spec_text import describe_spec, describe_whole
+
+MAX_EVENTS = 1 << 14  # of a story, the latest ones
+
+SentCommand: TypeAlias = tuple[tuple[int, ...], Command]
+"""The workers that a command was sent to, and the command."""
+
+
+def tell_story(
+    state: State, session: SessionRecord, commands: Iterable[SentCommand], request: int, ident: int
+) -> StoryRead:
+    """The events of a tensor among the commands that were sent."""
+    sent = list(commands)
+    facts = _facts(session)
+    tale = _Tale(facts, _versions(sent, facts, ident))
+    for workers, command in sent:
+        tale.follow(workers, command)
+    tensor = state.tensors.get(ident)
+    layout = describe_spec(tensor.spec) if tensor is not None else ""
+    copies = tuple(describe_spec(spec) for spec in state.copies.get(ident, ()))
+    return StoryRead(request, tuple(tale.events[-MAX_EVENTS:]), layout, copies, _why_missing(state, session, ident))
+
+
+def _why_missing(state: State, session: SessionRecord, ident: int) -> str:
+    if ident not in state.missing:
+        return ""
+    cause = state.missing[ident].cause
+    if isinstance(cause, int):
+        return f"worker {cause} was lost"
+    return f"{cause.op} failed ({session.site(cause.site)}): {cause.message}"
+
+
+def _facts(session: SessionRecord) -> dict[int, OpFacts]:
+    """Facts about the ops and programs of a session by their ids, with those that were forgotten."""
+    found = dict(session.forgotten)
+    for record in session.ops.values():
+        name = record.signature.op
+        found[record.op_id] = OpFacts(name, record.signature.writes)
+        for cached in record.plans.values():
+            if cached.plan.program is not None:
+                found[cached.op_id] = OpFacts.of_program(name, cached.plan)
+    for cached in session.move_plans.values():
+        found[cached.op_id] = OpFacts.of_program(MOVE, cached.plan)
+    return found
+
+
+def _layouts(facts: OpFacts) -> list[str]:
+    return [describe_spec(spec) for spec in facts.layouts]
+
+
+def _written(command: RunOp | QueryOp, facts: OpFacts | None) -> list[tuple[int, int]]:
+    """The ids of tensors that a command writes to, before and after it."""
+    if facts is None or not facts.writes:
+        return []
+    renamed = command.written if isinstance(command, QueryOp) else command.outputs[-len(facts.writes) :]
+    return [(command.inputs[position], new) for position, new in zip(facts.writes, renamed, strict=True)]
+
+
+def _versions(sent: Sequence[SentCommand], facts: dict[int, OpFacts], ident: int) -> set[int]:
+    """The ids that a tensor has had."""
+    versions = {ident}
+    for _, command in reversed(sent):
+        if isinstance(command, RunOp | QueryOp):
+            versions.update(old for old, new in _written(command, facts.get(command.op_id)) if new in versions)
+    return versions
+
+
+class _Tale:
+    """Collects the events of a tensor. `_copies` are the ids of its copies, with the positions of the events that made
+    them: the op that needs a copy is the first one that uses it."""
+
+    def __init__(self, facts: dict[int, OpFacts], versions: set[int]) -> None:
+        self.events: list[StoryEvent] = []
+        self._facts = facts
+        self._versions = versions
+        self._copies: dict[int, int] = {}
+        self._newest = 0
+
+    def follow(self, workers: tuple[int, ...], command: Command) -> None:
+        if isinstance(command, RunOp | QueryOp):
+            self._follow_op(workers, command)
+        elif isinstance(command, WorkerCreateTensor):
+            self._newest = max(self._newest, command.id)
+            if command.id in self._versions:
+                self._add("uploaded", command.id, 0, "", command.site, workers)
+        elif isinstance(command, WorkerFetchTensor):
+            if command.id in self._versions or command.id in self._copies:
+                self._add("read", command.id, 0, "", command.site, workers)
+        elif isinstance(command, FreeTensors):
+            for ident in command.ids:
+                if self._copies.pop(ident, None) is not None:
+                    self._add("copy freed", ident, 0, "", 0, workers)
+                elif ident in self._versions:
+                    self._add("freed", ident, 0, "", 0, workers)
+
+    def _follow_op(self, workers: tuple[int, ...], command: RunOp | QueryOp) -> None:
+        outputs = command.outputs if isinstance(command, RunOp) else command.written
+        self._newest = max([self._newest, *[ident for ident in outputs if not is_dispatcher_id(ident)]])
+        facts = self._facts.get(command.op_id)
+        if facts is not None and facts.is_move:
+            self._follow_move(workers, command, outputs, facts)
+            return
+        name = facts.name if facts is not None else "(forgotten op)"
+        written = dict(_written(command, facts))
+        self._follow_inputs(workers, command, name, written, next(iter(outputs), 0))
+        layouts = dict(zip(outputs, _layouts(facts), strict=False)) if facts is not None else {}
+        for old, new in written.items():
+            if new in self._versions:
+                layout = layouts.get(new) or describe_whole(workers)
+                self._add("written", old, new, name, command.site, workers, layout)
+        for ident in self._made(command, outputs):
+            if ident not in written.values():
+                layout = layouts.get(ident) or describe_whole(workers)
+                self._add("created", ident, 0, name, command.site, workers, layout)
+
+    def _made(self, command: RunOp | QueryOp, outputs: Sequence[int]) -> list[int]:
+        """The versions of the tensor that a command makes."""
+        if isinstance(command, RunOp):
+            return [ident for ident in outputs if ident in self._versions]
+        return sorted(ident for ident in self._versions if command.first <= ident < command.first + MAX_RESULTS)
+
+    def _follow_inputs(
+        self, workers: tuple[int, ...], command: RunOp | QueryOp, name: str, written: dict[int, int], made: int
+    ) -> None:
+        for ident in dict.fromkeys(command.inputs):
+            if ident in self._copies:
+                event = self.events[self._copies[ident]]
+                if not event.op:
+                    self.events[self._copies[ident]] = replace(event, op=name)
+            elif ident not in self._versions or ident in written:
+                continue
+            self._add("used", ident, made, name, command.site, workers)
+
+    def _follow_move(
+        self, workers: tuple[int, ...], command: RunOp | QueryOp, outputs: Sequence[int], facts: OpFacts
+    ) -> None:
+        """A move makes a copy, gives the tensor another layout, or makes another tensor of the program."""
+        for source, target, layout in zip(command.inputs, outputs, _layouts(facts), strict=False):
+            if source in self._versions and is_dispatcher_id(target):
+                self._copies[target] = len(self.events)
+                self._add("copied", source, target, "", command.site, workers, layout)
+            elif target in self._versions:
+                kind = "moved" if source == target or source in self._copies else "created"
+                self._add(kind, target, 0, facts.name, command.site, workers, layout)
+            elif source in self._versions:
+                self._add("used", source, target, facts.name, command.site, workers)
+
+    def _add(
+        self,
+        kind: str,
+        tensor: int,
+        result: int,
+        op: str,
+        site: int,
+        workers: tuple[int, ...],
+        layout: str = "",
+    ) -> None:
+        """Add an event; commands to several workers for the same thing are one."""
+        event = StoryEvent(kind, tensor, result, op, site, workers, layout, self._newest)
+        last = self.events[-1] if self.events else None
+        if last is not None and kind in ("uploaded", "read") and replace(last, workers=workers) == event:
+            self.events[-1] = replace(last, workers=(*last.workers, *workers))
+        else:
+            self.events.append(event)

@@ -1,0 +1,184 @@
+"""Mappers and composers, by the names of TT-NN: how a tensor of this process is spread over a mesh, and how the parts
+of workers are put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from gt.client.creation import distribute, dtype_of
+from gt.client.tensor import Tensor
+from gt.client.tracebacks import ends_on_users_line
+from gt.core.errors import LayoutError
+from gt.sharding.placements import Placement, Placements, Replicate, Shard, require_mesh
+from gt.sharding.spec import DeviceMesh
+
+
+class TensorToMesh(NamedTuple):
+    """A mesh, and a placement for each axis of it.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> mesh = gt.mesh(2, ("x",))
+    >>> gt.distributed.ShardTensorToMesh(mesh, 0).placements
+    (Shard(dim=0),)
+    """
+
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+
+
+def ReplicateTensorToMesh(mesh: DeviceMesh) -> TensorToMesh:  # noqa: N802
+    """Every worker gets the whole tensor.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> mesh = gt.mesh(2, ("x",))
+    >>> gt.from_torch(torch.ones(4), mesh_mapper=gt.distributed.ReplicateTensorToMesh(mesh)).spec.is_whole
+    True
+    """
+    return TensorToMesh(mesh, (Replicate(),) * len(require_mesh(mesh).shape))
+
+
+def ShardTensorToMesh(mesh: DeviceMesh, dim: int) -> TensorToMesh:  # noqa: N802
+    """A dim is cut over all workers of the mesh, in its order.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> mesh = gt.mesh(2, ("x",))
+    >>> gt.from_torch(torch.ones(4, 6), mesh_mapper=gt.distributed.ShardTensorToMesh(mesh, 1)).spec
+    ShardingSpec('-, x' on (x=2))
+    """
+    return TensorToMesh(mesh, (Shard(dim),) * len(require_mesh(mesh).shape))
+
+
+def ShardTensor2dMesh(  # noqa: N802
+    mesh: DeviceMesh, dims: Sequence[int | None], mesh_shape: Sequence[int] | None = None
+) -> TensorToMesh:
+    """The rows of the mesh cut the first of the dims, and its columns the second; None: they get the same. A mesh of
+    another shape is seen as one of `mesh_shape`.
+
+    >>> gt.init(workers=4, mode="virtual")
+    >>> mesh = gt.mesh((2, 2), ("rows", "columns"))
+    >>> mapper = gt.distributed.ShardTensor2dMesh(mesh, dims=(0, None), mesh_shape=(2, 2))
+    >>> gt.from_torch(torch.ones(4, 6), mesh_mapper=mapper).spec
+    ShardingSpec('rows, -' on (rows=2, columns=2))
+    """
+    placements = [Replicate() if dim is None else Shard(dim) for dim in _pair(dims, "dims")]
+    return TensorToMesh(_seen_as(mesh, mesh_shape), tuple(placements))
+
+
+class MeshToTensor(NamedTuple):
+    """A mesh, and for each axis of it the dim along which the parts of the workers along it are joined.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> mesh = gt.mesh(2, ("x",))
+    >>> gt.distributed.ConcatMeshToTensor(mesh, 0).compose([torch.zeros(1), torch.ones(1)])
+    tensor([0., 1.])
+    """
+
+    mesh: DeviceMesh
+    dims: tuple[int, ...]
+
+    def compose(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Join the parts of all workers, which are in the order of the mesh."""
+        joined = list(parts)
+        for size, dim in zip(reversed(self.mesh.shape), reversed(self.dims), strict=True):
+            joined = [torch.cat(joined[start : start + size], dim) for start in range(0, len(joined), size)]
+        return joined[0]
+
+
+def ConcatMeshToTensor(mesh: DeviceMesh, dim: int) -> MeshToTensor:  # noqa: N802
+    """The parts of all workers are joined along a dim, in the order of the mesh.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> mesh = gt.mesh(2, ("x",))
+    >>> x = gt.distribute(torch.arange(4), mesh, "x")
+    >>> gt.to_torch(x, mesh_composer=gt.distributed.ConcatMeshToTensor(mesh, 0))
+    tensor([0, 1, 2, 3])
+    """
+    return MeshToTensor(mesh, (dim,) * len(require_mesh(mesh).shape))
+
+
+def ConcatMesh2dToTensor(  # noqa: N802
+    mesh: DeviceMesh, dims: Sequence[int], mesh_shape: Sequence[int] | None = None
+) -> MeshToTensor:
+    """The parts along a row of the mesh are joined along the second of the dims, and these along the first.
+
+    >>> gt.init(workers=4, mode="virtual")
+    >>> mesh = gt.mesh((2, 2), ("rows", "columns"))
+    >>> x = gt.distribute(torch.arange(4).reshape(2, 2), mesh, "rows, columns")
+    >>> gt.to_torch(x, mesh_composer=gt.distributed.ConcatMesh2dToTensor(mesh, dims=(0, 1))).tolist()
+    [[0, 1], [2, 3]]
+    """
+    rows, columns = _pair(dims, "dims")
+    if rows is None or columns is None or rows == columns:
+        raise LayoutError(f"dims={tuple(dims)}: a mesh of rows and columns is joined along two different dims")
+    return MeshToTensor(_seen_as(mesh, mesh_shape), (rows, columns))
+
+
+def _pair(values: Sequence[int | None], name: str) -> Sequence[int | None]:
+    if len(values) != 2:
+        raise LayoutError(f"{name}={tuple(values)}: say one for the rows of the mesh and one for its columns")
+    return values
+
+
+def _seen_as(mesh: DeviceMesh, shape: Sequence[int] | None) -> DeviceMesh:
+    wanted = tuple(_pair(require_mesh(mesh).shape if shape is None else shape, "mesh_shape"))
+    return mesh if mesh.shape == wanted else mesh.reshape(wanted, ("rows", "columns"))  # type: ignore[arg-type]
+
+
+@ends_on_users_line
+def from_torch(
+    x: torch.Tensor,
+    dtype: torch.dtype | str | None = None,
+    *,
+    mesh: DeviceMesh | None = None,
+    placements: Placements | None = None,
+    mesh_mapper: TensorToMesh | None = None,
+) -> Tensor:
+    """A copy of a tensor on GT, spread over a mesh as a mapper or placements say; whole on every worker of the mesh
+    without them.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> mesh = gt.mesh(2, ("x",))
+    >>> gt.from_torch(torch.ones(4), mesh=mesh, placements=[gt.Shard(0)]).spec
+    ShardingSpec('x' on (x=2))
+    """
+    wanted = dtype_of(dtype)
+    value = x if wanted is None else x.to(wanted)
+    if mesh_mapper is None:
+        return distribute(value, mesh, placements)
+    if placements is not None:
+        raise LayoutError("mesh_mapper= and placements= both say how the tensor is spread: give one of them")
+    if mesh is not None and set(mesh.workers) != set(mesh_mapper.mesh.workers):
+        raise LayoutError(f"mesh={mesh} and the mapper, which is of mesh {mesh_mapper.mesh}, have different workers")
+    return distribute(value, mesh_mapper.mesh, mesh_mapper.placements)
+
+
+@ends_on_users_line
+def to_torch(
+    x: torch.Tensor, dtype: torch.dtype | str | None = None, *, mesh_composer: MeshToTensor | None = None
+) -> torch.Tensor:
+    """The value of a tensor as a plain one. With a composer it is what the workers hold, joined: a tensor that several
+    workers hold whole comes several times, as in TT-NN.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> mesh = gt.mesh(2, ("x",))
+    >>> gt.to_torch(gt.shard(torch.arange(4), mesh))
+    tensor([0, 1, 2, 3])
+    """
+    wanted = dtype_of(dtype)
+    value = x.cpu() if mesh_composer is None else mesh_composer.compose(_parts(x, mesh_composer.mesh))
+    return value if wanted is None else value.to(wanted)
+
+
+def _parts(x: torch.Tensor, mesh: DeviceMesh) -> list[torch.Tensor]:
+    if not isinstance(x, Tensor):
+        raise LayoutError("a plain tensor has no parts on workers: leave the composer out")
+    if x.spec.partial:
+        raise LayoutError(f"[{x.spec}] is partial, and parts of it are no parts of its value: redistribute it first")
+    held = x.shards()
+    if set(held) != set(mesh.workers):
+        raise LayoutError(f"the tensor is on workers {sorted(held)}, and the composer is of mesh {mesh}")
+    value = x.cpu()
+    return [value[held[worker].slice] for worker in mesh.workers]

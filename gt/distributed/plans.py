@@ -1,0 +1,204 @@
+"""`gt.distributed.explain`: how a product runs, what it costs, and what the alternatives would cost."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from gt.client.tracebacks import ends_on_users_line
+from gt.core.errors import LayoutError
+from gt.core.meta import TensorMeta, contiguous_strides
+from gt.core.signatures import Input
+from gt.distributed.operands import ProductRequest, request_product
+from gt.sharding.op_calls import OpCall
+from gt.sharding.placements import Placements
+from gt.sharding.program_builder import ProgramBuilder
+from gt.sharding.reshard import ReshardStep, plan_reshard
+from gt.sharding.rules import entry_of
+from gt.sharding.schedule_programs import choose_schedule, problem_of
+from gt.sharding.schedules import Schedule, ScheduleCost, ScheduleProblem, find_schedule, schedule_cost
+from gt.sharding.spec import DeviceMesh, ShardingSpec, compute_local_shape
+from gt.sharding.step_traffic import bytes_by_pair
+
+OP = "aten.matmul.default"
+
+
+class PlannedMove(NamedTuple):
+    """A step of a move of one tensor: "a", "b" or "out", in a round of the plan (from 1; 0: before the first)."""
+
+    tensor: str
+    round: int
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+
+
+class Alternative(NamedTuple):
+    """Another way to compute the product: bytes moved, exchanges one after another, and the most bytes that a worker
+    holds beside the operands."""
+
+    algorithm: str
+    out: ShardingSpec
+    cost: ScheduleCost
+
+
+class ProductPlan(NamedTuple):
+    """How a product runs. `flops` are those of all workers together and of the busiest one; `memory` is the most bytes
+    that a worker holds beside the operands in their own layouts; `pairs` has the bytes by (sender, receiver).
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> with gt.open_mesh(2, ("x",)):
+    ...     plan = gt.distributed.explain(torch.ones(8, 4), torch.ones(4, 2), algo="gather_b")
+    >>> plan.bytes, plan.pairs
+    (32, {(1, 0): 16, (0, 1): 16})
+    """
+
+    algorithm: str
+    operands: tuple[ShardingSpec, ...]
+    out: ShardingSpec
+    rounds: int
+    moves: tuple[PlannedMove, ...]
+    bytes: int
+    pairs: dict[tuple[int, int], int]
+    flops: int
+    worker_flops: int
+    memory: int
+    alternatives: tuple[Alternative, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+@ends_on_users_line
+def explain(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: Placements | None = None,
+    mesh: DeviceMesh | None = None,
+    *,
+    algo: str | None = None,
+    panel: int = 0,
+) -> ProductPlan:
+    """The plan of `gt.distributed.matmul` with the same arguments, without running it: bytes are those that are then
+    counted. Printed, it is a table with the alternatives.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> with gt.open_mesh(2, ("x",)):
+    ...     plan = gt.distributed.explain(torch.ones(8, 4), torch.ones(4, 2), algo="gather_b")
+    >>> print(str(plan).splitlines()[0])
+    [x, -] @ [x, -] -> [x, -] by gather_b, 1 round
+    """
+    return plan_product(request_product(a, b, out, mesh, algo, panel))
+
+
+def plan_product(request: ProductRequest) -> ProductPlan:
+    """The plan that the dispatcher makes. Raises LayoutError if the algorithm does not fit."""
+    a, b, layout, algorithm = request
+    inputs = [a.register(), b.register()]
+    shape = tuple(torch.matmul(a.tensor.to("meta"), b.tensor.to("meta")).shape)
+    meta = TensorMeta(shape, contiguous_strides(shape), 0, inputs[0].meta.dtype)
+    target = layout.spec(meta) if layout is not None else None
+    builder = ProgramBuilder(request.mesh(inputs), inputs, algorithm=algorithm)
+    call = OpCall(OP, (Input(0), Input(1)), {}, tuple([each.meta for each in inputs]), (meta,))
+    entry = entry_of(OP)
+    assert entry is not None, "the table has it"
+    schedule = choose_schedule(builder, entry.algorithms, call, (0, 1), [target])
+    problem = problem_of(builder, call, (0, 1), [target])
+    alternatives = _alternatives(problem)
+    name = algorithm.name if algorithm is not None and algorithm.name else _name(schedule, alternatives)
+    return _described(name, schedule, problem, tuple([each for each, _ in alternatives]))
+
+
+def _alternatives(problem: ScheduleProblem) -> list[tuple[Alternative, Schedule]]:
+    """The best schedule of every algorithm that fits, the fewest bytes first."""
+    entry = entry_of(OP)
+    assert entry is not None, "the table has it"
+    found = []
+    for name in entry.algorithms:
+        try:
+            schedule = find_schedule(name, entry.algorithms, problem)
+        except LayoutError:
+            continue
+        wanted = problem.result.final_spec(schedule.result)
+        cost = schedule_cost(schedule, problem.operands, problem.result)
+        found.append((Alternative(name, wanted, cost), schedule))
+    return sorted(found, key=lambda pair: (pair[0].cost.bytes, pair[0].cost.exchanges))
+
+
+def _name(schedule: Schedule, alternatives: list[tuple[Alternative, Schedule]]) -> str:
+    """The name of the algorithm that a schedule is, if it is the best schedule of one."""
+    same = [found.algorithm for found, other in alternatives if other.rounds == schedule.rounds]
+    return same[0] if same else "mixed"
+
+
+def _described(
+    name: str, schedule: Schedule, problem: ScheduleProblem, alternatives: tuple[Alternative, ...]
+) -> ProductPlan:
+    result = problem.result
+    moves, pairs = [], Counter[tuple[int, int]]()
+    for tensor, number, shape, itemsize, step, nbytes in _steps(schedule, problem):
+        moves.append(PlannedMove(tensor, number, step.kind, step.axes, nbytes))
+        pairs.update(bytes_by_pair(step, shape, itemsize))
+    flops = 2 * math.prod([factor.size for factor in problem.rule.factors.values()])
+    return ProductPlan(
+        name,
+        tuple([operand.spec for operand in problem.operands]),
+        result.final_spec(schedule.result),
+        len(schedule.rounds),
+        tuple(moves),
+        sum(move.bytes for move in moves),
+        dict(pairs),
+        flops,
+        max(_worker_flops(schedule, problem, worker) for worker in schedule.result.mesh.workers),
+        schedule_cost(schedule, problem.operands, result).memory,
+        alternatives,
+    )
+
+
+def _steps(
+    schedule: Schedule, problem: ScheduleProblem
+) -> Iterator[tuple[str, int, tuple[int, ...], int, ReshardStep, int]]:
+    """The steps of all moves: the tensor, the round, its shape and the size of its elements, the step and its bytes."""
+    for position, (shape, itemsize, spec, copies) in enumerate(problem.operands):
+        first = 1 - bool(schedule.start and schedule.start[position] is not None)
+        for number, (source, target) in enumerate(schedule.moves_of(position, spec), first):
+            if target in copies:
+                continue
+            plan = plan_reshard(shape, itemsize, source, target)
+            for step, nbytes in zip(plan.steps, plan.step_bytes, strict=True):
+                if nbytes:
+                    yield "ab"[position], number, shape, itemsize, step, nbytes
+    result = problem.result
+    plan = plan_reshard(result.shape, result.itemsize, schedule.result, result.final_spec(schedule.result))
+    for step, nbytes in zip(plan.steps, plan.step_bytes, strict=True):
+        if nbytes:
+            yield "out", len(schedule.rounds), result.shape, result.itemsize, step, nbytes
+
+
+def _worker_flops(schedule: Schedule, problem: ScheduleProblem, worker: int) -> int:
+    """Two for each element of the result and of the summed factors that a worker has, in all rounds."""
+    own = math.prod(compute_local_shape(schedule.result, problem.result.shape, worker))
+    rule, first = problem.rule, problem.operands[0]
+    given = {ref.factor for dim in rule.results[0] for ref in dim}
+    summed = [dim for dim, refs in enumerate(rule.operands[0]) if any(ref.factor not in given for ref in refs)]
+    lengths = [compute_local_shape(layouts[0], first.shape, worker) for layouts in schedule.rounds]
+    return sum(2 * own * math.prod([length[dim] for dim in summed]) for length in lengths)
+
+
+def _lines(plan: ProductPlan) -> Iterator[str]:
+    left, right = plan.operands
+    yield f"[{left}] @ [{right}] -> [{plan.out}] by {plan.algorithm}, {plan.rounds} round{'s' * (plan.rounds > 1)}"
+    yield f"  {plan.bytes:,} bytes moved; {plan.flops:,} FLOPs, {plan.worker_flops:,} on the busiest worker;"
+    yield f"  at most {plan.memory:,} bytes on a worker beside the operands"
+    for move in plan.moves:
+        along = f" along {' '.join(move.axes)}" if move.axes else ""
+        yield f"  round {move.round:>2}  {move.tensor:<3}  {move.kind}{along}: {move.bytes:,} bytes"
+    yield "  alternatives:"
+    yield f"  {'algorithm':<14}{'bytes':>15}{'exchanges':>11}{'memory':>15}  result"
+    for each in plan.alternatives:
+        cost = each.cost
+        yield f"  {each.algorithm:<14}{cost.bytes:>15,}{cost.exchanges:>11}{cost.memory:>15,}  [{each.out}]"

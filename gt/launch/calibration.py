@@ -1,0 +1,108 @@
+"""`gt.calibrate`: measures the speeds of the workers and of their links once, and stores them for later plans."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from gt.client import active_session
+from gt.client.layouts import mesh as make_mesh
+from gt.client.tensor import Tensor, to_gt
+from gt.client.tracebacks import ends_on_users_line
+from gt.core.errors import SessionError
+from gt.sharding.calibration import Calibration, format_calibration, read_calibration
+from gt.sharding.spec import ShardingSpec, whole
+
+_SIZE = 512  # of the products that are timed
+_LARGE = 1 << 22  # elements of a large tensor
+_REPEATS = 5
+
+
+def calibration_path() -> Path:
+    """The file of the stored calibration: private to the user."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    return Path(cache) / "gt" / "calibration.json"
+
+
+def stored_calibration() -> Calibration | None:
+    """The calibration that `gt.calibrate()` has stored; None if there is none."""
+    return read_calibration(calibration_path())
+
+
+@ends_on_users_line
+def calibrate(path: str | os.PathLike[str] | None = None) -> Calibration:
+    """Measure the workers of this session and their links, and store the result for `gt.auto_shard`, in the user's
+    cache directory if no path is given. Takes some seconds.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> gt.calibrate("speeds.json").source
+    'measured on 2 workers (cpu)'
+    """
+    session = active_session.current()
+    if not session.computes:
+        raise SessionError("gt.calibrate() measures workers, and mode='shapes' has none; start some with gt.init()")
+    count = len(session.workers)
+    measured = _measure(count, f"measured on {count} workers ({session.workers[0].device})")
+    file = Path(path) if path is not None else calibration_path()
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(format_calibration(measured))
+    return measured
+
+
+def _measure(count: int, source: str) -> Calibration:
+    """All workers compute at the same time, as they do in a step: they may share the memory and the cores of a host."""
+    mesh = make_mesh(count)
+    everywhere = whole(mesh, 2)
+    square = to_gt(torch.rand(_SIZE, _SIZE), everywhere)
+    small = to_gt(torch.rand(4, 4), everywhere)
+    large = to_gt(torch.rand(count * 8, _LARGE // (count * 8)), everywhere)
+    op_seconds = _best(lambda: _chain(small, 50)) / 50
+    product = max(_best(lambda: square @ square) - op_seconds, 1e-9)
+    copied = max(_best(lambda: large + 1) - op_seconds, 1e-9)
+    speeds = {
+        "flops": 2 * _SIZE**3 / product,
+        "memory_bandwidth": 2 * 4 * large.numel() / copied,
+        "op_seconds": op_seconds,
+        "source": source,
+    }
+    if count == 1:
+        return Calibration(**speeds)  # type: ignore[arg-type]
+    return Calibration(**speeds, **_measure_links(small, large, count))  # type: ignore[arg-type]
+
+
+def _measure_links(small: Tensor, large: Tensor, count: int) -> dict[str, float]:
+    """The time of a message, and the bandwidth, from gathers of a small and of a large tensor."""
+    mesh = make_mesh(count)
+    rows, everywhere = ShardingSpec(mesh, [mesh.axis_names, ()]), whole(mesh, 2)
+    tiny = to_gt(torch.rand(count, 4), rows)
+    cut = large.redistribute(placements=rows)
+    fixed = _best(lambda: tiny.redistribute(placements=everywhere))
+    gathered = max(_best(lambda: cut.redistribute(placements=everywhere)) - fixed, 1e-9)
+    received = 4 * large.numel() * (count - 1) / count
+    return {"message_seconds": fixed / (count - 1), "link_bandwidth": received / gathered}
+
+
+def _chain(tensor: Tensor, length: int) -> torch.Tensor:
+    result: torch.Tensor = tensor
+    for _ in range(length):
+        result = result + 1
+    return result
+
+
+def _best(work: Callable[[], object]) -> float:
+    """The shortest of some times of a piece of work, from its start until all workers are done."""
+    session, times = active_session.current(), []
+    for _ in range(_REPEATS):
+        session.synchronize()
+        start = time.perf_counter()
+        result = work()
+        session.synchronize()
+        times.append(time.perf_counter() - start)
+        del result
+    return min(times)

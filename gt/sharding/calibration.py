@@ -1,0 +1,70 @@
+"""What a machine can do: the speeds of its workers and of the links between them, measured once or assumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from gt.core.errors import SettingsError
+from gt.sharding.cost import LinkSpeed
+
+ASSUMED = "assumed"
+MAX_BYTES = 1 << 16
+
+
+class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The speeds of each worker and of the links between them.
+
+    - `flops`: floating-point operations a second, of products
+    - `memory_bandwidth`: bytes that a worker reads and writes in a second
+    - `op_seconds`: the time that an op takes even if it is small
+    - `message_seconds`, `link_bandwidth`: the time of a message, and bytes a second that a worker receives
+    - `axes`: the same two for mesh axes with other links, by name
+    - `source`: where the numbers come from
+
+    >>> print(gt.Calibration(flops=1e12, link_bandwidth=10e9))
+    1000.0 GFLOP/s, memory 10.0 GB/s, 20 us an op; links 10.00 GB/s, 50 us a message (assumed)
+    """
+
+    flops: float = 50e9
+    memory_bandwidth: float = 10e9
+    op_seconds: float = 20e-6
+    message_seconds: float = 50e-6
+    link_bandwidth: float = 2e9
+    axes: dict[str, tuple[float, float]] = {}
+    source: str = ASSUMED
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "memory_bandwidth", "link_bandwidth"):
+            if not getattr(self, name) > 0:
+                raise SettingsError(f"{name} of a calibration has to be more than 0, not {getattr(self, name)!r}")
+
+    def link(self, axes: tuple[str, ...]) -> LinkSpeed:
+        """The slowest link along some axes."""
+        found = [self.axes[axis] for axis in axes if axis in self.axes] or [(self.message_seconds, self.link_bandwidth)]
+        return LinkSpeed(max(alpha for alpha, _ in found), 1 / min(bandwidth for _, bandwidth in found))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.flops / 1e9:.1f} GFLOP/s, memory {self.memory_bandwidth / 1e9:.1f} GB/s, "
+            f"{self.op_seconds * 1e6:.0f} us an op; links {self.link_bandwidth / 1e9:.2f} GB/s, "
+            f"{self.message_seconds * 1e6:.0f} us a message ({self.source})"
+        )
+
+
+def read_calibration(path: Path) -> Calibration | None:
+    """The calibration in a file; None if there is no file. Raises SettingsError for a file that is none."""
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(content, type=Calibration)
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"{path} is no calibration: {error}; delete it and call gt.calibrate() again") from None
+
+
+def format_calibration(calibration: Calibration) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(calibration), indent=2) + b"\n"

@@ -1,0 +1,1 @@
+"""Auto-sharding: choose the layouts of a whole program."""

@@ -1,0 +1,264 @@
+"""`gt.auto_shard`: recording a step, choosing its layouts, and using them."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import gt
+from gt.client.step_objects import find_step_objects
+from gt.client.step_recorder import record_steps
+from gt.launch.auto_shard import parse_bytes
+from gt.launch.plan_search import candidate_meshes
+from gt.sharding.optimizer.block_merging import MergedModel, alike
+from gt.sharding.optimizer.recorded_program import program_of
+from gt.sharding.optimizer.simple_solver import SimpleSolver, brute_force
+from gt.sharding.optimizer.strategy_graph import build_graph
+from gt.signals.registry import registry
+from tests.auto_shard_models import gt_step, handwritten, plain_model, training_step
+
+SLOW_LINKS = gt.Calibration(flops=1e9, memory_bandwidth=1e9, op_seconds=1e-6, message_seconds=1e-6, link_bandwidth=1e8)
+
+
+def start(workers=4, mode="shapes"):
+    gt.shutdown()
+    gt.init(workers=workers, mode=mode)
+
+
+@pytest.fixture(autouse=True)
+def session():
+    registry.clear()
+    start()
+    yield
+    gt.shutdown()
+    registry.clear()
+
+
+def plan_of(name="mlp", **options):
+    training = gt_step(name)
+    return gt.auto_shard(training.step, *training.args, **{"mesh": "2x2", "seconds": 2.0, **options})
+
+
+def recorded(step, *args):
+    return record_steps(step, args, find_step_objects(step, args))
+
+
+# Recording
+
+
+def test_a_recorded_step_has_named_values_with_roles_and_modules():
+    training = gt_step("mlp")
+    program = program_of(recorded(training.step, *training.args))
+    assert {*program.names} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert {*program.gradients.values()} == {*program.names}
+    assert {"0", "2", "1"} <= {op.module for op in program.ops}
+    assert [boundary.module for boundary in program.boundaries if boundary.kind == "output"] == ["0", "1", "2", ""]
+    assert [program.values[b.value].shape for b in program.boundaries if b.kind == "input"] == [(32, 64)]
+    assert any(op.in_update for op in program.ops) and not program.ops[0].in_update
+    versions = {program.kept[name] for name in program.names}
+    assert len(versions) == 4 and versions.isdisjoint(program.names)
+
+
+def test_writes_are_new_values_and_views_are_ops():
+    model = gt.to(torch.nn.Linear(4, 4))
+
+    def step(x):
+        y = model(x)
+        y[0] = 0
+        y.mul_(2).sum().backward()
+
+    program = program_of(recorded(step, gt.to(torch.ones(4, 4))))
+    written = [op for op in program.ops if any(op.written)]
+    assert len(written) >= 2
+    names = [name for op in program.ops for name in op.outputs]
+    assert len(names) == len(set(names))
+    known = {*program.values} - {*names}
+    for op in program.ops:
+        assert known.issuperset(op.inputs)
+        known.update(op.outputs)
+
+
+def test_a_step_that_reads_a_value_raises_with_its_line():
+    training = gt_step("mlp")
+
+    def step(batch):
+        return training.step(batch).item()
+
+    with pytest.raises(gt.SessionError, match=r"test_auto_shard.py:\d+: the value of a tensor of shape \[\] is read"):
+        gt.auto_shard(step, *training.args)
+
+
+def test_the_model_of_a_step_has_to_be_known():
+    with pytest.raises(gt.SessionError, match="name it with model="):
+        gt.auto_shard(lambda: None)
+    plain = torch.nn.Linear(2, 2)
+    with pytest.raises(gt.SessionError, match=r"move it with gt.to\(model\)"):
+        gt.auto_shard(lambda x: plain(x), torch.ones(2, 2))
+
+
+# Choosing
+
+
+def test_the_solver_agrees_with_trying_all_strategies_of_a_small_program():
+    gt.shutdown()
+    gt.init(workers=2, mode="shapes")
+    model = gt.to(torch.nn.Linear(8, 8, bias=False))
+    program = program_of(recorded(lambda x: model(x).relu().sum(), gt.to(torch.ones(4, 8))))
+    assert 3 <= len([op for op in program.ops if not op.is_view]) <= 8
+    graph = build_graph(program, gt.mesh(2), SLOW_LINKS)
+    kept = [sorted(range(len(costs)), key=lambda n: costs[n])[:4] for costs in graph.model.unary]
+    small = graph.model.restricted(kept)
+    assert SimpleSolver("exact").solve(small).cost == pytest.approx(small.cost(brute_force(small)))
+
+
+def test_layers_that_are_alike_are_merged_without_loss():
+    training = gt_step("gpt2", layers=6)
+    program = program_of(recorded(training.step, *training.args))
+    graph = build_graph(program, gt.mesh((4,), ("dp",)), gt.Calibration())
+    merged = MergedModel(graph.model, alike(graph))
+    assert len(merged.model.unary) < len(graph.model.unary) * 0.8
+    one, other = [SimpleSolver("fast").solve(model) for model in (graph.model, merged.model)]
+    assert other.cost == pytest.approx(graph.model.cost(merged.complete(other.chosen)))
+    assert other.cost <= one.cost * 1.02
+
+
+def test_a_plan_is_no_worse_than_those_of_people():
+    plan = plan_of()
+    for name, config in handwritten("mlp", plan.mesh).items():
+        assert plan.cost <= plan.evaluate(config).seconds * (1 + 1e-9), name
+    assert 0 <= plan.gap < 0.01
+
+
+def test_little_memory_moves_it_from_whole_to_cut_weights():
+    training = gt_step("mlp")
+    batch = torch.randn(2048, 64)  # activations are larger than weights: the batch is cut
+    machine = gt.Calibration(flops=1e9, message_seconds=1e-3, link_bandwidth=1e9)
+    rich = gt.auto_shard(training.step, batch, mesh="1x4", seconds=2.0, machine=machine)
+    assert not rich.config.parameters and rich.config.inputs == (("tp",), "...")
+    limit = int(rich.memory * 0.93)
+    poor = gt.auto_shard(training.step, batch, mesh="1x4", seconds=2.0, machine=machine, memory=limit)
+    assert poor.memory <= limit and poor.cost >= rich.cost
+    assert poor.config.inputs == rich.config.inputs
+    assert any("weight" in entry.pattern and any(entry.dims) for entry in poor.config.parameters)
+
+
+def test_memory_that_nothing_fits_is_an_error():
+    with pytest.raises(gt.LayoutError, match="no layout was found in which a worker holds at most 1,000 bytes"):
+        plan_of(memory="1 KB")
+
+
+def test_layouts_of_the_user_are_kept():
+    fixed = gt.ModelConfig({"dp": 2, "tp": 2}, parameters={"0.weight": ["-", "tp"]}, outputs={"0": ["dp", "-"]})
+    plan = plan_of(constraints=fixed, mesh=None)
+    assert plan.config.spec_for("0.weight").dims == ((), ("tp",))
+    assert plan.config.output_for("0").dims == (("dp",), ())
+
+
+def test_meshes_are_compared_if_none_is_given():
+    plan = plan_of(mesh=None)
+    assert {candidate.mesh.shape for candidate in plan.candidates} == {(1, 4), (2, 2)}
+    assert [mesh.shape for mesh in candidate_meshes(range(8))] == [(1, 8), (2, 4)]
+
+
+# Using
+
+
+@pytest.mark.parametrize("path", ["apply", "yaml"])
+def test_predicted_bytes_are_the_counted_ones_and_losses_are_torchs(path, tmp_path):
+    plan = plan_of(machine=SLOW_LINKS)
+    text = plan.to_yaml(tmp_path / "plan.yaml")
+    assert text == (tmp_path / "plan.yaml").read_text()
+    start(mode="virtual")
+    if path == "yaml":
+        gt.load_config(tmp_path / "plan.yaml")
+    ours, theirs = gt_step("mlp"), training_step(plain_model("mlp"), "mlp")
+    if path == "apply":
+        plan.apply(ours.model)
+    for number in range(3):
+        with gt.debug.comm() as c:
+            loss = ours.step(*ours.args)
+        torch.testing.assert_close(loss.cpu(), theirs.step(*theirs.args).detach())
+        assert number == 0 or c.bytes == plan.bytes
+
+
+def test_a_plan_applies_to_a_model_that_trains_already():
+    start(mode="virtual")
+    ours, theirs = gt_step("mlp"), training_step(plain_model("mlp"), "mlp")
+    losses = [theirs.step(*theirs.args).item() for _ in range(5)]
+    plan = gt.auto_shard(ours.step, *ours.args, mesh="2x2", seconds=2.0, machine=SLOW_LINKS)  # runs two steps
+    plan.apply()
+    for expected in losses[2:]:
+        assert ours.step(*ours.args).item() == pytest.approx(expected, rel=1e-4)
+    for name, parameter in ours.model.named_parameters():
+        entry = plan.config.spec_for(name)
+        assert parameter.spec.dims == (entry.dims if entry is not None else ((),) * parameter.dim())
+
+
+# Reading a plan
+
+
+def test_a_plan_prints_what_it_does_and_what_that_costs():
+    plan = plan_of()
+    text = str(plan)
+    assert f"{plan.cost * 1e3:.3f} ms a step" in text and "gap 0.00%" in text
+    assert "module" in text and "compared:" in text and "data parallel" in text
+    assert "<table>" in plan._repr_html_()
+    assert "ms a step" in repr(plan)
+
+
+def test_an_explanation_has_the_alternatives_the_fastest_first():
+    plan = plan_of()
+    explanation = plan.explain("0.weight")
+    times = [other.seconds for other in explanation.alternatives]
+    assert len(times) == 8 and times == sorted(times)
+    assert "0.weight is [" in str(explanation)
+    assert plan.explain("1").name == "1"
+    with pytest.raises(gt.SignalError, match="did you mean '0.weight'"):
+        plan.explain("0.wieght")
+
+
+def test_a_diff_names_the_layouts_that_differ():
+    one = plan_of()
+    other = plan_of(constraints=gt.ModelConfig({"dp": 2, "tp": 2}, parameters={"0.weight": [["dp", "tp"]]}))
+    difference = one.diff(other)
+    assert "0.weight" in difference and difference.count("ms a step") == 2
+
+
+def test_the_layouts_of_all_values_follow_by_propagation():
+    plan = plan_of(constraints=gt.ModelConfig({"dp": 2, "tp": 2}, inputs=["dp", "..."]))
+    cut = [value for value, layout in plan.propagation.layouts.items() if layout.axes]
+    assert len(cut) > 10
+    assert {*plan.program.names} <= {*plan.propagation.layouts}
+
+
+@pytest.mark.parametrize(("text", "nbytes"), [(12, 12), ("1 KiB", 1024), ("1.5GB", 1_500_000_000), ("7", 7)])
+def test_amounts_of_memory(text, nbytes):
+    assert parse_bytes(text) == nbytes
+
+
+def test_an_amount_without_a_known_unit_is_refused():
+    with pytest.raises(gt.SettingsError, match="'16 apples' is no amount of memory"):
+        parse_bytes("16 apples")
+
+
+def test_a_calibration_is_measured_and_stored(tmp_path, monkeypatch):
+    with pytest.raises(gt.SessionError, match="mode='shapes' has none"):
+        gt.calibrate()
+    start(workers=2, mode="virtual")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured = gt.calibrate()
+    file = tmp_path / "gt" / "calibration.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert measured.flops > 1e6 and measured.link_bandwidth > 1e3 and "2 workers" in measured.source
+    assert np.isfinite([measured.op_seconds, measured.message_seconds]).all()
+
+
+def test_tied_parameters_have_one_layout():
+    training = gt_step("gpt2")
+    steps = recorded(training.step, *training.args)
+    program = program_of(steps)
+    tied = [names for names in program.names.values() if len(names) > 1]
+    assert tied == [("transformer.wte.weight", "lm_head.weight")]
+    pairs = itertools.combinations(tied[0], 2)
+    assert all(steps.parameters[one] == steps.parameters[other] for one, other in pairs)

@@ -1,0 +1,61 @@
+"""`gt.init(mode="shapes")`: ops are planned, and nothing is computed."""
+
+import pytest
+import torch
+
+import gt
+
+
+@pytest.fixture(autouse=True)
+def shapes():
+    gt.shutdown()
+    gt.init(workers=4, mode="shapes")
+    yield
+    gt.shutdown()
+
+
+def test_a_model_that_fits_nowhere_is_trained():
+    with gt.device():
+        model = torch.nn.Linear(1 << 20, 1 << 20)  # 4 TB
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss = model(gt.zeros(8, 1 << 20)).square().mean()
+    loss.backward()
+    optimizer.step()
+    assert loss.shape == () and model.weight.grad.shape == model.weight.shape
+    assert len(model.weight.shards()) == 4
+
+
+@pytest.mark.parametrize(
+    ("read", "reason"),
+    [
+        (lambda x: x.sum().item(), "the value of a tensor of shape [] is read"),
+        (lambda x: x.numpy(), "the value of a tensor of shape [8, 4] is read"),
+        (lambda x: x.cpu(), "the value of a tensor of shape [8, 4] is read"),
+        (lambda x: bool(x.sum() > 0), "the value of a tensor of shape [] is read"),
+        (lambda x: x.nonzero(), "the result of aten.nonzero.default depends on values"),
+        (lambda x: repr(x), "the value of a tensor of shape [8, 4] is read"),
+    ],
+)
+def test_a_read_raises_with_its_line_and_the_reason(read, reason):
+    with pytest.raises(gt.SessionError) as raised:
+        read(gt.ones(8, 4))
+    assert f"{__file__}:" in str(raised.value) and reason in str(raised.value)
+
+
+def test_layouts_and_planned_bytes_are_those_of_a_run():
+    def program():
+        x, w = gt.shard(torch.ones(8, 16), mesh=gt.mesh(4), dim=0), gt.shard(torch.ones(16, 4), mesh=gt.mesh(4), dim=0)
+        with gt.debug.comm() as c:
+            y = x @ w
+        return str(y.spec), c.bytes, [(event.kind, event.bytes) for event in c.events]
+
+    planned = program()
+    gt.shutdown()
+    gt.init(workers=4, mode="virtual")
+    assert program() == planned
+
+
+def test_gt_waits_for_nothing_and_ends():
+    gt.ones(4) + 1
+    gt.synchronize()
+    assert gt.debug.get_worker_stats()[0].ops == 0
