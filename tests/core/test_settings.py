@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gt.core.errors import GTError, SettingsError, nearest
+from gt.core.log_tables import CALLS, CODE, COMMANDS, PLANS
 from gt.core.settings import Settings, parse_address, read_settings, require_loopback
 from gt.wire.stderr_logging import configure_logging
 
@@ -187,15 +188,17 @@ def test_the_loopback_address_of_ipv6_is_refused_with_another(host):
 
 @pytest.fixture
 def loggers():
-    """GT's loggers in the state of a new process."""
+    """GT's loggers, in the state of a new process; those of tables are put back too."""
     found = [logging.getLogger(name) for name in ("gt", "gt.client", "gt.dispatcher", "gt.worker")]
-    before = [(logger, logger.level, list(logger.handlers)) for logger in found]
-    for logger in found:
+    tables = [logging.getLogger(name) for name in (PLANS, CALLS, COMMANDS, CODE)]
+    before = [(logger, logger.level, logger.propagate, list(logger.handlers)) for logger in found + tables]
+    for logger in found + tables:
         logger.setLevel(logging.NOTSET)
         logger.handlers.clear()
     yield {logger.name: logger for logger in found}
-    for logger, level, handlers in before:
+    for logger, level, propagate, handlers in before:
         logger.setLevel(level)
+        logger.propagate = propagate
         logger.handlers[:] = handlers
 
 
