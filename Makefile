@@ -38,7 +38,7 @@ lint: setup  ## style and types
 # Sources are compiled once, and not in each of the processes that tests start.
 test: export PYTHONDONTWRITEBYTECODE =
 test: lint  ## lint, types and tests (under 15 minutes on 2 cores)
-	$(RUN) -m pytest -m "not slow" -n 2 --dist loadfile
+	$(RUN) -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-browser: setup  ## tests of web pages; installs Debian's Chromium if it is missing
 	command -v chromium > /dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
@@ -53,7 +53,7 @@ test-torch:  ## tests on another version of torch, in an environment of its own:
 	test -x $(TORCH_VENV)/bin/python || $(PYTHON) -m venv $(TORCH_VENV)
 	grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
 	$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint $(TORCH_VENV)/constraints.txt torch==$(TORCH) --editable ".[dev]"
-	$(TORCH_VENV)/bin/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(TORCH_VENV)/bin/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 conformance: setup  ## torch's op database: embedded, on random layouts, under masks of gradients
 	$(RUN) -m tests.conformance --jobs 2

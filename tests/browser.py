@@ -1,16 +1,15 @@
-"""Pages in a real Chromium, for tests. Without Chromium or Playwright these tests are skipped; `make test-browser`
-installs both."""
+"""Pages in a real Chromium, for tests. Tests that are marked `browser` are skipped without Chromium or Playwright; `make
+test-browser` installs both."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 MILLISECONDS = 20_000  # that a page may take
@@ -25,13 +24,21 @@ _FLAGS = (
 )
 
 
+def missing_browser() -> str:
+    """Why tests that are marked `browser` cannot run; "" if they can."""
+    missing = [
+        name
+        for name, found in (("chromium", CHROMIUM), ("playwright", importlib.util.find_spec("playwright")))
+        if found is None
+    ]
+    return f"{' and '.join(missing)} not installed: make test-browser" if missing else ""
+
+
 @contextlib.contextmanager
 def browsing(width: int = 1366, height: int = 768, ignored: str = "$^") -> Iterator[Any]:
     """A new page of Playwright. Every error in the console of the page, or in its scripts, fails the test, unless
     the pattern `ignored` is found in it."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make test-browser")
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed: make test-browser")
+    playwright = importlib.import_module("playwright.sync_api")
     errors: list[str] = []
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)

@@ -19,6 +19,7 @@ from gt.client import active_session
 from gt.client.session import Session
 from gt.signals.registry import registry
 from tests import faults
+from tests.browser import missing_browser
 from tests.subprocesses import serving
 
 os.environ.setdefault("GT_CHECK_GEOMETRY", "1")  # of every result, in every process that a test starts
@@ -42,10 +43,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-faults", action="store_true", help="write the table of faults in docs/reliability.md")
 
 
+# Files that take more than twenty seconds run first: with `--dist loadfile` one of them would else be the last, and
+# all but one process would wait for it.
+LONG_FILES = (
+    "test_shape_rules.py",
+    "test_conformance.py",
+    "test_forward_ad.py",
+    "test_server_connection.py",
+    "test_docs.py",
+    "test_docstrings.py",
+    "test_examples.py",
+    "test_connections.py",
+    "test_fuzz.py",
+    "test_segment_compiler.py",
+    "compilation/test_torch_private.py",
+    "test_trace.py",
+    "test_segments.py",
+    "test_site.py",
+    "test_notebooks.py",
+    "test_page.py",
+    "test_auto_shard.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not str(item.path).endswith(LONG_FILES))
+    missing = missing_browser() if any(item.get_closest_marker("browser") for item in items) else ""
     for item in items:
         if "fault" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.fault)
+        if missing and item.get_closest_marker("browser"):
+            item.add_marker(pytest.mark.skip(reason=missing))
 
 
 _tried: dict[str, str] = {}
