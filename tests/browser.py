@@ -1,5 +1,5 @@
-"""Pages in a real Chromium, for tests. Tests that are marked `browser` are skipped without Chromium or Playwright; `make
-test-browser` installs both."""
+"""Pages in a real Chromium, for tests. Tests that are marked `browser` are skipped without Chromium or Playwright;
+`make test-browser` installs both."""
 
 from __future__ import annotations
 
