@@ -17,12 +17,14 @@ from benchmarks.comparison.peers.process_memory import PeakMemory
 from benchmarks.comparison.sizes import GPT, Transformer
 from benchmarks.echo import echoing
 from gt.client import active_session
+from gt.client.compilation.compiled_function import CompiledFunction
 
 PLANS = Path(__file__).parent / "plans"
 COMPILED, INDUCTOR = "compiled", "inductor"  # ends of a way
 COMPILATION_SECONDS = 100  # a limit
 QUIET_SECONDS = 12  # without new code: everything is compiled
 CHANGING_STEPS = 40
+RECORDED_CALLS = 6  # after which a function of gt.compile is skipped
 # The payload bytes of a collective over p workers, as a multiple of the whole tensor: see docs/strategies.md.
 RECEIVED: dict[str, Callable[[int], float]] = {
     "broadcast": lambda p: p - 1,
@@ -65,6 +67,12 @@ def warm(step: models.Step, request: Request) -> models.Step:
     return step
 
 
+def check_skipped(function: Callable[..., object]) -> None:
+    """Raise if a function of gt.compile has run its code in every call: its times would be those of another row."""
+    if isinstance(function, CompiledFunction) and not function.skipped:
+        raise RuntimeError(f"{function}: {'; '.join(function.reasons)}")
+
+
 def cut(x: torch.Tensor, request: Request) -> torch.Tensor:
     """A tensor whose rows are cut over the workers."""
     if request.workers < 2:
@@ -82,6 +90,7 @@ def chain(request: Request) -> Cases:
             run = gt.compile(models.chain) if is_compiled(request) else models.chain
             step = lambda: run(x, factor, addend)[0, 0].item()
             cases[name] = Case(sample(warm(step, request), request.budget, parts=parts))
+            check_skipped(run)
     return cases
 
 
@@ -106,7 +115,11 @@ def step_of(
     if not is_compiled(request):
         return models.trainer(model, optimizer, batch)
     train = gt.compile(models.train_step)
-    return warm(lambda: train(model, optimizer, batch).item(), request)
+    step = lambda: train(model, optimizer, batch).item()
+    for _ in range(RECORDED_CALLS):
+        step()
+    check_skipped(train)
+    return warm(step, request)
 
 
 def trainer(size: Transformer, request: Request) -> models.Step:

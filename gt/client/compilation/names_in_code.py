@@ -131,6 +131,9 @@ def absolute_name(module: str, level: int, variables: dict[str, Any]) -> str:
     return f"{parent}.{module}" if module else parent
 
 
-def is_implicit(name: str) -> bool:
-    """Whether a method may be called without being named, as operators are."""
-    return name == "forward" or (name.startswith("__") and name not in NOT_CALLED)
+def is_implicit(name: str, is_class: bool) -> bool:
+    """Whether an entry of a class, or else an attribute of an object or a module, may be called without being named.
+    Python calls the special methods of classes, and of modules `__getattr__` only."""
+    if is_class and name.startswith("__"):
+        return name not in NOT_CALLED
+    return name in ("forward", "__getattr__")

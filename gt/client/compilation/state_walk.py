@@ -149,7 +149,7 @@ class StateWalk:
     def watch_named(self, name: str, mapping: Mapping[str, Any], is_class: bool = False) -> None:
         """Watch those of the attributes of an object or a class that are named in code."""
         self._named.append((name, mapping, set(mapping) - (_NOT_READ if is_class else set()), is_class))
-        self.values.add_named(name, mapping)
+        self.values.add_named(name, mapping, is_class)
 
     def watch_slots(self, name: str, value: object, slots: dict[str, MemberDescriptorType], reads_all: bool) -> None:
         """Watch those of the slots of an object that are named in code, or all."""
@@ -169,7 +169,7 @@ class StateWalk:
             for _, mapping, _, is_class in self._named:
                 words.update(mapping.get("__match_args__", ()) if is_class else ())
         for owner, mapping, names, is_class in self._named:
-            called = {name for name in names if name in words or is_implicit(name)}
+            called = {name for name in names if name in words or is_implicit(name, is_class)}
             for name in {*called, *(names if reads_all else ())} - ((NOT_CALLED - called) if is_class else set()):
                 names.remove(name)
                 self.watch_entry(f"{owner}.{name}", mapping, name)

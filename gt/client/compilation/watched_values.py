@@ -41,7 +41,7 @@ class WatchedValues:
         self._sized: list[tuple[str, Any]] = []
         self._empty: list[tuple[str, Any]] = []
         self._absent: list[tuple[str, Any, Any]] = []
-        self._named: list[tuple[str, Mapping[str, Any]]] = []
+        self._named: list[tuple[str, Mapping[str, Any], bool]] = []
         self._objects: list[tuple[str, object]] = []
         self._contents: list[tuple[str, Callable[[], Any], Any]] = []
 
@@ -81,9 +81,9 @@ class WatchedValues:
         """Notice the first hook of a tensor. Tensors are looked at only if torch has given a number to a new hook."""
         self._unhooked.add(name, tensor, attribute)
 
-    def add_named(self, name: str, mapping: Mapping[str, Any]) -> None:
-        """Notice new keys of a mapping that are among `words`, and new special methods."""
-        self._named.append((name, mapping))
+    def add_named(self, name: str, mapping: Mapping[str, Any], is_class: bool) -> None:
+        """Notice new keys of a mapping that are among `words`, and new special methods of a class."""
+        self._named.append((name, mapping, is_class))
 
     def add_object(self, name: str, value: object) -> None:
         """Compare the class of an object."""
@@ -104,7 +104,7 @@ class WatchedValues:
         self._empty_values = [value for _, value in self._empty]
         self._absent_owners = [owner for _, owner, _ in self._absent]
         self._absent_keys = [key for _, _, key in self._absent]
-        self._mappings = [mapping for _, mapping in self._named]
+        self._mappings = [mapping for _, mapping, _ in self._named]
         self._names = list(map(tuple, self._mappings))
         self._values = [value for _, value in self._objects]
         self._kinds = list(map(type, self._values))
@@ -137,9 +137,9 @@ class WatchedValues:
 
     def _new_name(self) -> str | None:
         """A new key of a mapping that the function may read."""
-        for position, (name, mapping) in enumerate(self._named):
+        for position, (name, mapping, is_class) in enumerate(self._named):
             new = set(mapping).difference(self._names[position])
-            if found := {key for key in new if self.all_words or key in self.words or is_implicit(key)}:
+            if found := {key for key in new if self.all_words or key in self.words or is_implicit(key, is_class)}:
                 return f"{name}.{min(found)}"
             self._names[position] = tuple(mapping)
         return None

@@ -86,5 +86,10 @@ def test_relative_imports_are_of_the_package_of_the_globals(module, level, expec
 
 
 def test_operators_are_called_without_being_named_and_constructors_are_not():
-    assert is_implicit("__add__") and is_implicit("forward")
-    assert not is_implicit("__init__") and not is_implicit("scale")
+    assert is_implicit("__add__", is_class=True) and is_implicit("forward", is_class=True)
+    assert not is_implicit("__init__", is_class=True) and not is_implicit("scale", is_class=True)
+
+
+def test_special_methods_of_classes_are_called_and_special_attributes_of_objects_and_modules_are_not():
+    assert not is_implicit("__builtins__", is_class=False) and not is_implicit("__add__", is_class=False)
+    assert is_implicit("__getattr__", is_class=False) and is_implicit("forward", is_class=False)

@@ -4,6 +4,7 @@ import torch
 
 import gt
 from gt.client.compilation.watched_state import WatchedState
+from tests.client import layout_cases
 
 RATE = 0.5
 step = 0  # a global with the name of an attribute
@@ -32,6 +33,15 @@ def test_globals_are_watched_and_names_of_attributes_are_not(monkeypatch):
     assert watched.first_change() is None
     monkeypatch.setitem(globals(), "RATE", 0.25)
     assert watched.first_change() == "RATE"
+
+
+def test_a_variable_of_another_file_of_the_program_is_watched_and_the_rest_of_the_file_is_not(monkeypatch):
+    watched = watch(lambda: layout_cases.AXES)
+    assert watched.unknown == ""
+    monkeypatch.setattr(layout_cases, "of_another_program", 1, raising=False)
+    assert watched.first_change() is None
+    monkeypatch.setattr(layout_cases, "AXES", ())
+    assert watched.first_change() == "layout_cases.AXES"
 
 
 def test_equal_numbers_are_no_change_and_minus_zero_is_one(monkeypatch):
