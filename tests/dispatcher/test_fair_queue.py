@@ -7,6 +7,7 @@ from gt.core.errors import ProtocolError
 from gt.core.messages import (
     DefineOp,
     FetchTensor,
+    FreeTensors,
     Goodbye,
     Progress,
     Redistribute,
@@ -156,9 +157,10 @@ def test_a_mark_is_sent_for_a_share_of_the_allowance_not_for_each_turn():
 
 def test_a_client_that_is_no_longer_alone_is_not_stuck_with_work_that_has_no_mark():
     harness = harness_of(ADD, meta(4))
-    for turn in range(400):  # its allowance grows to the largest
-        sent = submit(harness, *ops(100, 20_000 + 100 * turn))
+    for _ in range(400):  # its allowance grows to the largest
+        sent = submit(harness, *ops(100, 20_000))
         reported(harness, sent, 1000)
+        submit(harness, FreeTensors(tuple(own(20_000 + number) for number in range(100))))
     turn = 0
     while not marks(sent):
         sent, turn = submit(harness, *ops(100, 70_000 + 100 * turn)), turn + 1
