@@ -669,6 +669,7 @@ class WorkerStats(Struct, array_like=True, frozen=True):
     - `segments`: repeated runs of ops that the worker knows; it has replayed `replayed_ops` of their ops
     - `compiled`: runs of ops for which there is compiled code
     - `compiled_runs`: how often such code ran in place of the ops
+    - `compiling`: runs of ops whose code is being compiled, or waits for that
     - `busy`, `waited`: nanoseconds of work, and in exchanges with other workers
     """
 
@@ -684,6 +685,7 @@ class WorkerStats(Struct, array_like=True, frozen=True):
     compiled_runs: int = 0
     busy: int = 0
     waited: int = 0
+    compiling: int = 0
 
 
 class NotCompiled(_Record, frozen=True):

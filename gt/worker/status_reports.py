@@ -83,6 +83,7 @@ class StatusReports:
             compiled.runs,
             self._runner.progress[BUSY],
             self._runner.progress[WAITED],
+            self._compiler.server.waiting if self._compiler is not None else 0,
         )
         self._report(Stats(command.request, stats))
 

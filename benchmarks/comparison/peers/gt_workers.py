@@ -21,8 +21,8 @@ from gt.client.compilation.compiled_function import CompiledFunction
 
 PLANS = Path(__file__).parent / "plans"
 COMPILED, INDUCTOR = "compiled", "inductor"  # ends of a way
-COMPILATION_SECONDS = 100  # a limit
-QUIET_SECONDS = 12  # without new code: everything is compiled
+COMPILATION_SECONDS = 200  # a limit
+STEPS_BETWEEN = 20  # code is compiled for ops that have run some times
 CHANGING_STEPS = 40
 RECORDED_CALLS = 6  # after which a function of gt.compile is skipped
 # The payload bytes of a collective over p workers, as a multiple of the whole tensor: see docs/strategies.md.
@@ -56,14 +56,18 @@ def is_compiled(request: Request) -> bool:
 
 def warm(step: models.Step, request: Request) -> models.Step:
     """The step, after the workers have compiled their code, if they do."""
-    end = time.monotonic() + (COMPILATION_SECONDS if request.way.endswith(INDUCTOR) else 0)
-    last, changed = 0, time.monotonic()
-    while time.monotonic() < min(end, changed + QUIET_SECONDS if last else end):
+    if not request.way.endswith(INDUCTOR):
+        return step
+    end = time.monotonic() + COMPILATION_SECONDS
+    for _ in range(STEPS_BETWEEN):
         step()
-        time.sleep(0.2)  # compilation takes the cores
-        count = sum(stats.compiled for stats in gt.debug.get_worker_stats().values())
-        if count != last:
-            last, changed = count, time.monotonic()
+    while any(stats.compiling for stats in gt.debug.get_worker_stats().values()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"the code was not compiled after {COMPILATION_SECONDS} s")
+        step()
+        time.sleep(0.5)  # compilation takes the cores
+    for _ in range(STEPS_BETWEEN):  # the first results of code are compared
+        step()
     return step
 
 

@@ -67,6 +67,11 @@ class CompileServerConnection:
                 take(answer)
 
     @property
+    def waiting(self) -> int:
+        """The number of units that were asked for and have no answer yet."""
+        return len(self._pending)
+
+    @property
     def is_waiting(self) -> bool:
         return bool(self._pending or self._answers)
 

@@ -70,9 +70,11 @@ def test_each_unit_gets_one_answer_for_all_who_ask(directory: Path) -> None:
     first.submit(untraceable(), taken.append)
     second.submit(untraceable(), others.append)
     second.submit(untraceable(5), others.append)
+    assert (first.waiting, second.waiting) == (1, 2)
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     answers(first, 2, taken)
     answers(second, 2, others)
+    assert (first.waiting, second.waiting) == (0, 0)
     assert all(isinstance(answer, CompileFailed) and answer.call == 0 for answer in (*taken, *others))
     assert len({answer.key for answer in (*taken, *others)}) == 2
     assert server_of(directory).nice() == psutil.Process().nice()
