@@ -67,10 +67,9 @@ def _functions(func: OpOverload) -> tuple[Callable[..., Any], StrideRule | None]
         return func, rule
     if has_kernel(func, _STRUCTURED):
         return kernel_of(func, _STRUCTURED), rule
-    if rule is None and _wraps_numbers(func):
-        return func, _iterated_with_numbers
-    iterates = torch.Tag.pointwise in func.tags and packet_name(func) not in _NOT_ITERATED
-    return func, rule or (_iterated if iterates else None)
+    if rule is not None or torch.Tag.pointwise not in func.tags or packet_name(func) in _NOT_ITERATED:
+        return func, rule
+    return func, _iterated_with_numbers if _wraps_numbers(func) else _iterated
 
 
 def has_own_strides(func: OpOverload) -> bool:
@@ -81,7 +80,7 @@ def has_own_strides(func: OpOverload) -> bool:
 
 def _wraps_numbers(func: OpOverload) -> bool:
     """Whether a pointwise op calls another one on the CPU, with tensors in place of its numbers."""
-    return torch.Tag.pointwise in func.tags and has_kernel(func, _COMPOSITE) and not has_kernel(func, DispatchKey.CPU)
+    return has_kernel(func, _COMPOSITE) and not has_kernel(func, DispatchKey.CPU)
 
 
 def _cast(args: Sequence[Any], result: Any) -> tuple[list[Any], bool]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from gt.core.meta import TensorMeta
-from gt.core.signatures import Arg, Input, ListArg, MemoryFormat, Number, Scalar, Signature, ViewSteps
+from gt.core.signatures import Arg, Input, ListArg, Number, Scalar, Signature, ViewSteps
 from gt.worker.direct_calls import DirectCall, bind_arguments, is_in_order
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Engine, Value
@@ -105,12 +105,12 @@ class BoundOp:
 
     def _invoke(self, used: list[Value], scalars: tuple[Number, ...]) -> Any:
         """Run the op on the tensors in `used`, which are replaced by their views first. An `out=` is a copy of its
-        view, written back later: some of torch's kernels give an `out=` other strides."""
+        view, written back later: some of torch's kernels give an `out=` other strides. The copy has the strides of the
+        view, because other kernels write to it as if it lay in memory as an operand does."""
         for position, view in self._views:
             used[position] = view.of(used[position])
             if position in self._outs:
-                rows = self._engine.literal(MemoryFormat("contiguous_format"))
-                used[position] = self._engine.resolve("aten.clone.default")(used[position], memory_format=rows)
+                used[position] = self._engine.copy(used[position])
         args = [argument(used, scalars) for argument in self._args]
         kwargs = {name: argument(used, scalars) for name, argument in self._kwargs.items()}
         if self.signature.random:

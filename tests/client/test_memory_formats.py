@@ -88,6 +88,25 @@ def test_a_roll_that_moves_nothing_along_a_dim_is_contiguous(workers: int, shift
     assert_same(torch.roll(gt.to(x), shifts, dims), torch.roll(x, shifts, dims))
 
 
+def test_the_multivariate_gamma_function_of_a_transposed_tensor_is_contiguous(workers: int) -> None:
+    x = torch.rand(5, 4) + 3
+    result = torch.mvlgamma(gt.to(x).t(), 2)
+    assert result.stride() == torch.mvlgamma(x.t(), 2).stride() == (5, 1)
+    torch.testing.assert_close(result.cpu(), torch.mvlgamma(x.t(), 2))
+
+
+def test_an_out_that_is_a_channels_last_view_is_written_in_its_own_format(workers: int) -> None:
+    def normalized(place: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        flat = torch.arange(48.0).square()
+        x, out = (place(each).as_strided((2, 2, 3, 4), (24, 1, 8, 2)) for each in (flat, torch.zeros(48)))
+        ones, zeros = place(torch.ones(2)), place(torch.zeros(2))
+        outs = (out, place(torch.zeros(2)), place(torch.zeros(2)))
+        torch.native_batch_norm(x, ones, zeros, zeros.clone(), ones.clone(), True, 0.1, 1e-5, out=outs)
+        return out
+
+    torch.testing.assert_close(normalized(gt.to).cpu(), normalized(torch.clone))
+
+
 def test_angles_of_complex_numbers_are_contiguous(workers: int) -> None:
     x = images(2, 3, 4, 5)
     z = torch.complex(x, x.flip(0)).contiguous(memory_format=LAST)
