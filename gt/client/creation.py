@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from gt.client.creation_docstrings import docstring_of
 from gt.client.factory_mode import FactoryMode
 from gt.client.geometry import TORCH_DTYPES, dtype_name
+from gt.client.layouts import require_workers
 from gt.client.model_layout import apply_model_config, layouts_of_plain
 from gt.client.module_moving import move_module
 from gt.client.open_meshes import current_mesh
@@ -187,7 +188,7 @@ def layout_of(mesh: DeviceMesh | None, placements: Placements | None) -> Layout 
     if placements is None:
         placements = [Replicate()] * len(require_mesh(mesh).shape)
     is_spec = isinstance(placements, str | ShardingSpec)
-    return Layout(require_mesh(mesh), placements if is_spec else placement_per_axis(placements))  # type: ignore[arg-type]
+    return Layout(require_workers(mesh), placements if is_spec else placement_per_axis(placements))  # type: ignore[arg-type]
 
 
 def _laid_out(x: torch.Tensor, mesh: DeviceMesh | None, placements: Placements | None) -> Tensor:

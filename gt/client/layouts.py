@@ -13,7 +13,7 @@ from gt.client.storage import TensorRef
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
 from gt.sharding.boxes import Shape, box_elements, box_shape
-from gt.sharding.placements import Placement, placements_of
+from gt.sharding.placements import Placement, placements_of, require_mesh
 from gt.sharding.spec import DeviceMesh, ShardingSpec, local_box
 
 
@@ -52,6 +52,21 @@ def mesh(
             f"start more with gt.init(workers={enough}) or GT_WORKERS={enough}"
         )
     return DeviceMesh(sizes, axis_names, chosen, name)
+
+
+def require_workers(mesh: Any) -> DeviceMesh:
+    """A mesh that the user gives. Raises LayoutError if it has a worker that the session never had: it may be of a
+    session before."""
+    own = require_mesh(mesh)
+    session = active_session.current()
+    unknown = [worker for worker in own.workers if worker not in session.known_workers]
+    if unknown:
+        there = [info.worker for info in session.workers]
+        raise LayoutError(
+            f"mesh {own} has workers {unknown}, and there are {there}: start more with gt.init, or make the mesh again "
+            f"with gt.mesh, if it is of a session before"
+        )
+    return own
 
 
 def _mesh_sizes(shape: Any) -> list[int]:

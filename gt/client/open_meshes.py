@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 
-from gt.client.layouts import mesh
+from gt.client.layouts import mesh, require_workers
 from gt.sharding.spec import DeviceMesh
 
 _open: ContextVar[DeviceMesh | None] = ContextVar("open_mesh", default=None)
@@ -29,7 +29,7 @@ def open_mesh(
     >>> x.spec
     ShardingSpec('dp, tp' on (dp=2, tp=2))
     """
-    opened = shape if isinstance(shape, DeviceMesh) else mesh(shape, axis_names, workers, name)
+    opened = require_workers(shape) if isinstance(shape, DeviceMesh) else mesh(shape, axis_names, workers, name)
     token = _open.set(opened)
     try:
         yield opened

@@ -84,7 +84,8 @@ _Answer = TypeVar("_Answer")
 class Session:
     """A program's session with a dispatcher.
 
-    - `workers`: the connected workers, as far as the dispatcher has reported
+    - `workers`: the connected workers, as far as the dispatcher has reported; `known_workers`: also those that were
+      lost
     - `alone`: the session never had more than one worker; `embedded`: its only worker is in this process
     - `cached_calls`: the calls that were inferred before, by op, geometries and constants; `calls_inferred` counts them
     - `rule_inference`: infers calls that differ from inferred ones in sizes only
@@ -107,6 +108,7 @@ class Session:
         first = welcome.ident << SESSION_SHIFT
         self.welcome = welcome
         self.workers = welcome.workers
+        self.known_workers = {info.worker for info in welcome.workers}
         self.ids = itertools.count(first + 1)
         self.alone = len(welcome.workers) == 1
         self.embedded = self.alone and not channel.is_asynchronous
@@ -165,6 +167,7 @@ class Session:
         if isinstance(news, Joined):
             others = [*[info for info in others if info.worker != news.worker.worker], news.worker]
             self.on_cpu = self.on_cpu and news.worker.device == "cpu"
+            self.known_workers.add(news.worker.worker)
         self.workers = tuple(others)
         if len(self.workers) > 1 and self.alone:
             self.alone = False

@@ -99,12 +99,14 @@ def locate(ref: TensorRef) -> ShardingSpec:
     return locate_copies(ref)[0]
 
 
-def locate_copies(ref: TensorRef) -> list[ShardingSpec]:
-    """The layout of a tensor, and then of each copy that exists of it."""
+def locate_copies(ref: TensorRef, *, is_planning: bool = False) -> list[ShardingSpec]:
+    """The layout of a tensor, and then of each copy that exists of it. With `is_planning` only the layout of an op
+    depends on them, which changes no value: gt.compile need not know of this read."""
     session = ref.session
     storage = ref if isinstance(ref, Storage) else session.derive(ref)
     request = next(session.ids)
-    session.outbox.submit(lambda ids: LocateTensor(request, ids[0]), [storage])
+    outbox = session.outbox.unrecorded if is_planning else session.outbox
+    outbox.submit(lambda ids: LocateTensor(request, ids[0]), [storage])
     answer = session.answer(request).answer
     assert isinstance(answer, Located)
     return [spec_of(answer.layout), *map(spec_of, answer.copies)]

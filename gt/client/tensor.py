@@ -18,7 +18,7 @@ from gt.client import active_session
 from gt.client.cached_calls import rebind, wrap, wrap_view
 from gt.client.host_data import from_array, torch_call
 from gt.client.inplace_views import InPlaceViews
-from gt.client.layouts import LocalShard, Topology, read_layout, read_shards, read_topology
+from gt.client.layouts import LocalShard, Topology, read_layout, read_shards, read_topology, require_workers
 from gt.client.memory_methods import MemoryMethods
 from gt.client.operators import install_operators
 from gt.client.printing import SHOWN_ELEMENTS, corner, describe, describe_html, describe_without_value, edges
@@ -191,7 +191,8 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
             mesh = placements.mesh if isinstance(placements, ShardingSpec) else self.spec.mesh
         if placements is None:
             placements = [Replicate()] * len(require_mesh(mesh).shape)
-        return _RedistributeFunction.apply(self, spec_from(placements, require_mesh(mesh), self._ref.geometry.meta()))  # type: ignore[no-any-return]
+        spec = spec_from(placements, require_workers(mesh), self._ref.geometry.meta())
+        return _RedistributeFunction.apply(self, spec)  # type: ignore[no-any-return]
 
     def full_tensor(self) -> torch.Tensor:
         """The whole value as a plain tensor, as DTensor's method of this name; the same as `cpu()`.

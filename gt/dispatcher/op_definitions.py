@@ -13,7 +13,7 @@ from gt.dispatcher.planner import Plan, TensorMove
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.foreach_subsets import ForeachSubset
 from gt.sharding.placements import require_fit
-from gt.sharding.spec import ShardingSpec, spec_of
+from gt.sharding.spec import DeviceMesh, ShardingSpec, mesh_of, spec_of
 from gt.signals.policy import Policy
 
 InputLayout: TypeAlias = ShardingSpec | tuple[ShardingSpec, ...]
@@ -82,14 +82,16 @@ class SubsetOp(NamedTuple):
 
 class OpRecord(NamedTuple):
     """A signature and the plans made for it. `output_count` counts new tensors and new versions. `layout` is that of
-    the outputs, if the user gave one, and `nbytes` their size. `subsets` are the same op on some positions of its
-    lists, by these positions, for a foreach op whose tensors were on different meshes."""
+    the outputs, if the user gave one, and `nbytes` their size; `mesh` is where the user wants the op to run, or None.
+    `subsets` are the same op on some positions of its lists, by these positions, for a foreach op whose tensors
+    were on different meshes."""
 
     op_id: int
     signature: Signature
     input_count: int
     output_count: int
     layout: ShardingSpec | None
+    mesh: DeviceMesh | None
     plans: dict[PlanKey, CachedPlan]
     nbytes: int
     subsets: dict[tuple[int, ...], SubsetOp]
@@ -138,13 +140,25 @@ class OpRecord(NamedTuple):
             for meta in outputs:
                 require_layout_fit(layout, meta)
         nbytes = sum(meta.nbytes for meta in outputs)
-        return cls(op_id, signature, input_count, len(outputs) + len(writes), layout, {}, nbytes, {})
+        mesh = _named_mesh(signature, layout)
+        return cls(op_id, signature, input_count, len(outputs) + len(writes), layout, mesh, {}, nbytes, {})
 
 
 def layout_from_record(record: SpecRecord) -> ShardingSpec:
     """The layout that a client describes. Raises InvalidInstruction if there is no such layout."""
     try:
         return spec_of(record)
+    except ValueError as error:
+        raise InvalidInstruction(str(error)) from None
+
+
+def _named_mesh(signature: Signature, layout: ShardingSpec | None) -> DeviceMesh | None:
+    if layout is not None:
+        return layout.mesh
+    if signature.algorithm is None or signature.algorithm.mesh is None:
+        return None
+    try:
+        return mesh_of(signature.algorithm.mesh)
     except ValueError as error:
         raise InvalidInstruction(str(error)) from None
 

@@ -44,7 +44,7 @@ class PlanCache:
         scalars of this call (infinity, a divisor of 0)."""
         aliased_inputs = op.require_fit(call.inputs, call.outputs)
         tensors = self._inputs_on_one_mesh(session, op, call, policy)
-        for mesh in [op.layout.mesh] if op.layout is not None else [policy.mesh] if policy is not None else []:
+        for mesh in [op.mesh] if op.mesh is not None else [policy.mesh] if policy is not None else []:
             self.require_workers(mesh)
         fallback = tensors[0].spec.mesh if tensors else self._state.least_loaded_mesh()
         specs = [tensor.spec for tensor in tensors]

@@ -8,12 +8,15 @@ import torch
 
 from gt.client.tensor import Tensor
 from gt.client.torch_dispatch import dispatch
+from gt.client.torch_patches.op_interception import is_transformed
+from gt.client.tracebacks import ends_on_users_line
 from gt.distributed.operands import ProductOperand, ProductRequest, request_product
 from gt.distributed.plans import plan_product
 from gt.sharding.placements import OpRequest, Placements
 from gt.sharding.spec import DeviceMesh
 
 
+@ends_on_users_line
 def matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -29,6 +32,7 @@ def matmul(
     it the layout is the cheapest one. `algo` names an algorithm, which changes bytes, memory and time, and the result
     by rounding only; `panel` is the number of elements of the summed dim that "summa" and "2.5d" take at a time. Plain
     tensors are laid out on the mesh, in the best way for their product if nothing else is asked for. Gradients pass.
+    Inside transforms of torch.func and forward-mode AD it is torch.matmul, in any layout.
 
     >>> gt.init(workers=2, mode="virtual")
     >>> mesh = gt.mesh(2, ("tp",))
@@ -37,12 +41,21 @@ def matmul(
     >>> gt.distributed.matmul(a, b, out="tp, -").spec
     ShardingSpec('tp, -' on (tp=2))
     """
-    request = request_product(a, b, out, mesh, algo, panel)
+    if is_transformed():  # tensors are wrapped, and only torch knows how
+        product = torch.matmul(a, b)
+        return product if bias is None else product + bias
+    request = request_product(_as_autocast(a), _as_autocast(b), out, mesh, algo, panel)
     if algo:
         plan_product(request)  # raises on the user's line what the dispatcher would find later
     asked = OpRequest(request.layout, request.algorithm, is_undivided=True)
     product = _Matmul.apply(*_on_the_mesh(request), asked)
     return product if bias is None else product + bias
+
+
+def _as_autocast(x: torch.Tensor) -> torch.Tensor:
+    """An operand in the dtype that autocast gives to those of torch.matmul."""
+    is_cast = isinstance(x, torch.Tensor) and torch.is_autocast_enabled("cpu") and x.is_floating_point()
+    return x.to(torch.get_autocast_dtype("cpu")) if is_cast and x.dtype is not torch.float64 else x
 
 
 def _on_the_mesh(request: ProductRequest) -> tuple[Tensor, Tensor]:
@@ -60,7 +73,7 @@ def _on_the_mesh(request: ProductRequest) -> tuple[Tensor, Tensor]:
 
 
 class _Matmul(torch.autograd.Function):
-    """A product that is planned as the user asks, for autograd."""
+    """A product that is planned as the user asks, for autograd. Those of its backward are planned like it."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, request: OpRequest) -> torch.Tensor:
@@ -74,9 +87,19 @@ class _Matmul(torch.autograd.Function):
         full = gradient.reshape(
             *torch.broadcast_shapes(rows.shape[:-2], columns.shape[:-2]), rows.shape[-2], columns.shape[-1]
         )
-        of_a = (full @ columns.mH).sum_to_size(rows.shape).reshape(a.shape) if ctx.needs_input_grad[0] else None
-        of_b = (rows.mH @ full).sum_to_size(columns.shape).reshape(b.shape) if ctx.needs_input_grad[1] else None
+        of_a = _summed(full, columns.mH, rows.shape).reshape(a.shape) if ctx.needs_input_grad[0] else None
+        of_b = _summed(rows.mH, full, columns.shape).reshape(b.shape) if ctx.needs_input_grad[1] else None
         return of_a, of_b, None
+
+
+def _summed(left: torch.Tensor, right: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """`left @ right`, summed over the batch dims that `shape` lacks. The sum of all products of a batch is one op,
+    which does not hold them all at once; but not for 16-bit floats, since it would round each sum of two."""
+    is_summed = len(shape) == 2 and left.dim() == right.dim() == 3
+    if is_summed and left.dtype not in (torch.bfloat16, torch.float16):
+        return torch.addbmm(left.new_zeros(()), left, right, beta=0)
+    product: torch.Tensor = _Matmul.apply(left, right, OpRequest(is_undivided=True))
+    return product.sum_to_size(shape)
 
 
 def _as_row(a: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from gt.client.creation import layout_of
 from gt.client.geometry import dtype_name
+from gt.client.layouts import require_workers
 from gt.client.open_meshes import current_mesh
 from gt.client.session_reads import locate_copies
 from gt.client.tensor import Tensor, to_gt
@@ -16,7 +17,7 @@ from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.signatures import AlgorithmRequest
 from gt.sharding.op_programs import mesh_with_most_bytes
-from gt.sharding.placements import Layout, Placements, require_mesh
+from gt.sharding.placements import Layout, Placements
 from gt.sharding.product_grids import lay_out_product
 from gt.sharding.program_builder import Register
 from gt.sharding.spec import DeviceMesh, ShardingSpec, mesh_of
@@ -38,7 +39,7 @@ class ProductOperand(NamedTuple):
             meta = TensorMeta(shape, contiguous_strides(shape), 0, dtype_name(self.tensor.dtype))
             return Register(meta, self.layout.normal(shape))
         reference = self.on_gt()._ref
-        own, *copies = locate_copies(reference)
+        own, *copies = locate_copies(reference, is_planning=True)
         return Register(reference.geometry.meta(), own, tuple(copies))
 
 
@@ -67,7 +68,9 @@ def request_product(
     """Operands that are on no worker yet are laid out on the mesh, or on the open one. If both are, and neither a
     layout nor an algorithm is asked for, they get the layouts in which their product moves the fewest bytes; otherwise
     blocks of equal size."""
-    torch.matmul(a.to("meta"), b.to("meta"))  # raises torch's error if the shapes do not fit
+    _require_product(a, b)
+    if isinstance(out, torch.Tensor):
+        raise LayoutError("out= is the layout of the product, such as 'x, -', and not a tensor to write it to")
     algorithm = _algorithm(algo, panel, mesh)
     place = mesh or current_mesh()
     is_new = [not isinstance(each, Tensor) for each in (a, b)]
@@ -81,15 +84,41 @@ def request_product(
     ]
     if place is None:
         first = ProductOperand(first.on_gt())
-    wanted = None if out is None else layout_of(place or first.register().spec.mesh, out)
+    wanted = None if out is None else layout_of(_mesh_of_layout(out, mesh, first), out)
     return ProductRequest(first, second, wanted, algorithm)
 
 
+def _mesh_of_layout(out: Placements, mesh: DeviceMesh | None, first: ProductOperand) -> DeviceMesh:
+    """The mesh that the user names, a spec's own, the open one, or that of the first operand."""
+    own = out.mesh if isinstance(out, ShardingSpec) else current_mesh()
+    return mesh or own or first.register().spec.mesh
+
+
+def product_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a product. Raises torch's error if there is none."""
+    if a.layout != torch.strided or b.layout != torch.strided:
+        return tuple(torch.matmul(a.to("meta"), b.to("meta")).shape)  # torch's own error
+    shown = [torch.empty(each.shape, dtype=each.dtype, device="meta") for each in (a, b)]
+    return tuple(torch.matmul(*shown).shape)
+
+
+def _require_product(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raise torch's error if there is no product of these shapes and dtypes. Nothing is read for that."""
+    for name, operand in (("a", a), ("b", b)):
+        if not isinstance(operand, torch.Tensor):
+            raise TypeError(f"matmul(): argument {name!r} must be a tensor, not {type(operand).__name__}")
+    product_shape(a, b)
+    if a.dtype is not b.dtype or a.dtype is torch.bool:  # only kernels refuse these
+        torch.matmul(*[torch.ones([1] * each.dim(), dtype=each.dtype) for each in (a, b)])
+
+
 def _algorithm(algo: str | None, panel: int, mesh: DeviceMesh | None) -> AlgorithmRequest | None:
-    if panel < 0:
-        raise LayoutError(f"panel={panel}: a panel has at least one element; 0 leaves it to GT")
+    if algo is not None and not isinstance(algo, str):
+        raise LayoutError(f"algo={algo!r} is no name of an algorithm, such as 'summa'; None leaves it to GT")
+    if not isinstance(panel, int) or panel < 0:
+        raise LayoutError(f"panel={panel!r}: a panel has a whole number of elements; 0 leaves it to GT")
     if mesh is not None:
-        return AlgorithmRequest(algo or "", panel, require_mesh(mesh).record())
+        return AlgorithmRequest(algo or "", panel, require_workers(mesh).record())
     return AlgorithmRequest(algo, panel) if algo else None
 
 

@@ -13,7 +13,7 @@ from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.signatures import Input
-from gt.distributed.operands import ProductRequest, request_product
+from gt.distributed.operands import ProductRequest, product_shape, request_product
 from gt.sharding.op_calls import OpCall
 from gt.sharding.placements import Placements
 from gt.sharding.program_builder import ProgramBuilder
@@ -99,7 +99,7 @@ def plan_product(request: ProductRequest) -> ProductPlan:
     """The plan that the dispatcher makes. Raises LayoutError if the algorithm does not fit."""
     a, b, layout, algorithm = request
     inputs = [a.register(), b.register()]
-    shape = tuple(torch.matmul(a.tensor.to("meta"), b.tensor.to("meta")).shape)
+    shape = product_shape(a.tensor, b.tensor)
     meta = TensorMeta(shape, contiguous_strides(shape), 0, inputs[0].meta.dtype)
     target = layout.spec(meta) if layout is not None else None
     builder = ProgramBuilder(request.mesh(inputs), inputs, algorithm=algorithm)

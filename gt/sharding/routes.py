@@ -14,6 +14,7 @@ receive from other workers.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 from itertools import pairwise, takewhile
@@ -141,12 +142,12 @@ def _intermediates(shape: Shape, source: ShardingSpec, goal: ShardingSpec) -> It
 
 
 def _staying_partial(source: ShardingSpec, target: ShardingSpec) -> list[tuple[str, ...]]:
-    """Alternatives for the axes that stay partial on the route. If the rest of the layout changes too, reducing all of
-    them may be cheaper, since the value is then copied instead of all its addends."""
-    shared = tuple([axis for axis in source.partial if axis in target.partial])
-    if not shared or source.mesh is not target.mesh or source.kind != target.kind:
+    """Alternatives for the axes that stay partial on the route, the most axes first. If more changes than partial axes
+    do, reducing some of them may be cheaper, since the value is then copied instead of its addends."""
+    shared = [axis for axis in source.partial if axis in target.partial]
+    if source.mesh is not target.mesh or source.kind != target.kind:
         return [()]
-    return [shared] if shared == target.partial != source.partial else [shared, ()]
+    return [stays for count in range(len(shared), -1, -1) for stays in itertools.combinations(shared, count)]
 
 
 def _goals(shape: Shape, source: ShardingSpec, target: ShardingSpec, stays: tuple[str, ...]) -> Iterator[ShardingSpec]:

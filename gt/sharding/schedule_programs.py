@@ -18,7 +18,6 @@ from gt.sharding.schedules import (
     Algorithm,
     Schedule,
     ScheduleProblem,
-    find_cheaper_round,
     find_lean_schedule,
     find_schedule,
 )
@@ -55,8 +54,7 @@ def choose_schedule(
     targets: Sequence[Target],
 ) -> Schedule:
     """The schedule of an op that has algorithms: by the one that the user named; or else the cheapest strategy of its
-    rule, unless that copies so much of an operand to a worker that rounds with the same bytes are better. If the user
-    asks for the layout of the result, axes that cut no operand yet may be used too."""
+    rule, unless that copies so much of an operand to a worker that rounds with the same bytes are better."""
     if builder.algorithm is not None and builder.algorithm.name:
         return find_schedule(builder.algorithm.name, algorithms, problem_of(builder, call, registers, targets))
     own = [builder.registers[register] for register in registers]
@@ -65,12 +63,7 @@ def choose_schedule(
     lean = None
     if choice.bytes and _copies_much(builder, registers, choice.strategy):
         lean = find_lean_schedule(algorithms, problem_of(builder, call, registers, targets), choice.bytes)
-    if lean is not None:
-        return lean
-    found = Schedule((choice.strategy.operands,), choice.strategy.results[0])
-    if not targets or not isinstance(targets[0], ShardingSpec):
-        return found
-    return find_cheaper_round(algorithms, problem_of(builder, call, registers, targets), found)
+    return lean if lean is not None else Schedule((choice.strategy.operands,), choice.strategy.results[0])
 
 
 def _copies_much(builder: ProgramBuilder, registers: Sequence[int], strategy: OpStrategy) -> bool:

@@ -119,14 +119,3 @@ def find_lean_schedule(algorithms: Mapping[str, Algorithm], problem: SchedulePro
     costs = [(schedule_cost(each, problem.operands, problem.result), each) for each in found if len(each.rounds) > 1]
     lean = [(cost.memory, cost.bytes, cost.exchanges, each) for cost, each in costs if cost.bytes <= limit]
     return min(lean, key=lambda each: each[:3])[3] if lean else None
-
-
-def find_cheaper_round(algorithms: Mapping[str, Algorithm], problem: ScheduleProblem, found: Schedule) -> Schedule:
-    """The schedule of one round that moves the fewest bytes; `found` if none moves fewer than that."""
-    limit = schedule_cost(found, problem.operands, problem.result).bytes
-    if not limit:
-        return found
-    others = [each for algorithm in algorithms.values() for each in algorithm(problem) if len(each.rounds) == 1]
-    costs = [(schedule_cost(each, problem.operands, problem.result), each) for each in dict.fromkeys(others)]
-    cost, cheapest = min(costs, key=lambda pair: pair[0])
-    return cheapest if cost.bytes < limit else found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gt.sharding.boxes import Cuts, Shape, balanced_cuts
@@ -63,8 +63,17 @@ class OpStrategy(NamedTuple):
 
 def project(rule: OpShardingRule, position: int, spec: ShardingSpec) -> dict[str, FactorSharding]:
     """The axes that cut each factor of an operand, from its layout. Axes that do not fit the factors are left out."""
+    return _project_dims(rule, rule.operands[position], spec)
+
+
+def project_target(rule: OpShardingRule, position: int, spec: ShardingSpec) -> dict[str, FactorSharding]:
+    """The same for the required layout of a result."""
+    return _project_dims(rule, rule.results[position], spec)
+
+
+def _project_dims(rule: OpShardingRule, dims: Sequence[Dim], spec: ShardingSpec) -> dict[str, FactorSharding]:
     found: dict[str, FactorSharding] = {}
-    for dim, axes, cuts in zip(rule.operands[position], spec.dims, spec.cuts, strict=True):
+    for dim, axes, cuts in zip(dims, spec.dims, spec.cuts, strict=True):
         if len(dim) == 1 and axes:
             found[dim[0].factor] = FactorSharding(axes, None if dim[0].window else cuts)
         elif dim and axes:
@@ -217,10 +226,12 @@ def strategies_of(
     operands: Sequence[OpOperand],
     results: Sequence[OpResult],
     mesh: DeviceMesh,
-    projected: Sequence[Mapping[str, FactorSharding]],
+    idle: Collection[str] = (),
 ) -> Iterator[OpStrategy]:
-    """All strategies that give each axis in use to one factor, to a passthrough of partial values, or to nothing."""
-    used = _axes_in_use(operands, results, mesh)
+    """All strategies that give each axis in use to one factor, to a passthrough of partial values, or to nothing. With
+    `idle`, axes that are not in use: those strategies that give at least one of them to a factor."""
+    used = {*axes_in_use(operands, results, mesh), *idle}
+    projected = _projections(rule, operands, results, mesh)
     options = [_options(rule, operands, results, axis, used) for axis in mesh.axis_names]
     if math.prod([len(option) for option in options]) > MAX_STRATEGIES:
         named = {name for found in projected for name in found}
@@ -228,6 +239,8 @@ def strategies_of(
     operand_shapes = [operand.shape for operand in operands]
     result_shapes = [result.shape for result in results]
     for chosen in itertools.product(*options):
+        if idle and not any(option for axis, option in zip(mesh.axis_names, chosen, strict=True) if axis in idle):
+            continue
         axes_of: dict[str, list[str]] = {}
         passing: dict[str, PartialPassthrough] = {}
         for axis, option in zip(mesh.axis_names, chosen, strict=True):
@@ -241,10 +254,20 @@ def strategies_of(
                 yield strategy
 
 
-def _axes_in_use(operands: Sequence[OpOperand], results: Sequence[OpResult], mesh: DeviceMesh) -> set[str]:
+def axes_in_use(operands: Sequence[OpOperand], results: Sequence[OpResult], mesh: DeviceMesh) -> set[str]:
+    """The axes of a mesh along which an operand, or the required layout of a result, is cut or partial."""
     targets = [result.target for result in results if result.target is not None]
     specs = [*[operand.spec for operand in operands], *targets]
     return {axis for spec in specs if spec.mesh is mesh for axis in (*spec.axes, *spec.partial)}
+
+
+def _projections(
+    rule: OpShardingRule, operands: Sequence[OpOperand], results: Sequence[OpResult], mesh: DeviceMesh
+) -> list[dict[str, FactorSharding]]:
+    """The axes that cut each factor in the layouts of operands, and in the required ones of results."""
+    found = [project(rule, at, operand.spec) for at, operand in enumerate(operands) if operand.spec.mesh is mesh]
+    targets = [(at, result.target) for at, result in enumerate(results) if isinstance(result.target, ShardingSpec)]
+    return [*found, *[project_target(rule, at, target) for at, target in targets if target.mesh is mesh]]
 
 
 def _options(
@@ -286,19 +309,23 @@ def _orders(
     mesh: DeviceMesh,
 ) -> Iterator[dict[str, FactorSharding]]:
     """Assignments with the given axes per factor, for each useful order and cuts of these axes: those of the operands
-    that have the same axes on the factor; else those of an operand with fewer axes, the new ones as minor axes, or the
-    crossed cuts of two operands; else the order of the mesh and the default cuts."""
+    and results that have the same axes on the factor; those of one with fewer axes, the new ones as minor axes; the
+    crossed cuts of two; if there are none, the order of the mesh and the default cuts."""
     alternatives: list[list[tuple[str, FactorSharding]]] = []
     for name, axes in axes_of.items():
         given = [p[name] for p in projected if name in p and set(p[name].axes) <= set(axes)]
         same = [sharding for sharding in given if len(sharding.axes) == len(axes)]
-        longer = [FactorSharding((*s.axes, *[axis for axis in axes if axis not in s.axes])) for s in given]
+        longer = [
+            FactorSharding((*s.axes, *[axis for axis in axes if axis not in s.axes]))
+            for s in given
+            if len(s.axes) < len(axes)
+        ]
         crossed = [
             _crossed(one, other, rule.factors[name].size, mesh)
             for one, other in itertools.combinations(dict.fromkeys(given), 2)
             if sorted((*one.axes, *other.axes)) == sorted(axes)
         ]
-        distinct = dict.fromkeys(same or [*longer, *crossed] or [FactorSharding(tuple(axes))])
+        distinct = dict.fromkeys([*same, *longer, *crossed] or [FactorSharding(tuple(axes))])
         alternatives.append([(name, sharding) for sharding in distinct])
     for combination in itertools.product(*alternatives):
         yield dict(combination)

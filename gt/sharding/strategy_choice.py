@@ -7,6 +7,7 @@ use it.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from gt.sharding.constraints import Constraint
 from gt.sharding.cost import memory_bytes, reshard_bytes
 from gt.sharding.factors import OpShardingRule
 from gt.sharding.spec import DeviceMesh, ShardingSpec
-from gt.sharding.strategies import FactorSharding, OpOperand, OpResult, OpStrategy, project, strategies_of
+from gt.sharding.strategies import OpOperand, OpResult, OpStrategy, axes_in_use, strategies_of
 from gt.sharding.work import LaidOutTensor, work_of
 
 
@@ -36,20 +37,20 @@ def propagate_sharding(
 
     A strategy that moves nothing is taken even if its result is partial. If bytes move anyway, the later cost of a
     result counts too: a partial result will be reduced, and a cut along an axis that cuts no operand will be gathered,
-    since no layout asked for it. Constraints on results come first (`_constraint_rank`). With GT_STRATEGY=cost, the
-    estimated time comes next: of the op on the slowest shard, and of all bytes."""
-    ranks, by_cost = _Ranks(rule, operands, results, mesh), _chooses_by_cost()
+    since no layout asked for it. Then axes that are not in use may cut the op as well: if operands that move are
+    larger than the results, workers receive less. If nothing has to move, workers along such axes do the same work: to
+    divide it would cost the gather of the results.
+
+    Constraints on results come first (`_constraint_rank`), and with them only axes in use cut the op. With
+    GT_STRATEGY=cost, the estimated time comes next: of the op on the slowest shard, and of all bytes."""
+    ranks = _Ranks(rule, operands, results, mesh)
     best: tuple[tuple[float, ...], Choice] | None = None
-    for order, strategy in enumerate(strategies_of(rule, operands, results, mesh, _projections(rule, operands, mesh))):
-        begin, moved, changed = ranks.begin(strategy)
-        if best is not None and not by_cost and begin > best[0][:3]:
-            continue  # saves the rest of the rank for most strategies
-        later = ranks.complete(strategy, begin[0], moved, changed)
-        time = (ranks.seconds(strategy, later[2]),) if by_cost else ()
-        rank = (begin[0], *time, *later[1:], order)
-        if best is None or rank < best[0]:
-            best = (rank, Choice(strategy, moved))
+    for strategy in strategies_of(rule, operands, results, mesh):
+        best = ranks.better(best, strategy)
     assert best is not None, "an op can always run on whole operands"
+    if best[1].bytes and ranks.may_save_with_idle(best[0]):
+        for strategy in strategies_of(rule, operands, results, mesh, ranks.idle):
+            best = ranks.better(best, strategy, least=1)
     return best[1]
 
 
@@ -76,20 +77,13 @@ def ranked_choices(
     """All strategies in the order in which `propagate_sharding` prefers them."""
     ranks = _Ranks(rule, operands, results, mesh)
     found: list[tuple[tuple[int, ...], RankedChoice]] = []
-    for order, strategy in enumerate(strategies_of(rule, operands, results, mesh, _projections(rule, operands, mesh))):
+    strategies = strategies_of(rule, operands, results, mesh)
+    with_idle = strategies_of(rule, operands, results, mesh, ranks.idle) if ranks.idle else ()
+    for strategy in itertools.chain(strategies, with_idle):
         begin, moved, changed = ranks.begin(strategy)
-        rank = (*ranks.complete(strategy, begin[0], moved, changed), order)
+        rank = ranks.complete(strategy, begin[0], moved, changed)
         found.append((rank, RankedChoice(Choice(strategy, moved), rank[2] - moved, begin[0])))
     return [ranked for _, ranked in sorted(found, key=lambda each: each[0])]
-
-
-def _projections(
-    rule: OpShardingRule, operands: Sequence[OpOperand], mesh: DeviceMesh
-) -> list[dict[str, FactorSharding]]:
-    return [
-        project(rule, position, operand.spec) if operand.spec.mesh is mesh else {}
-        for position, operand in enumerate(operands)
-    ]
 
 
 class _Ranks:
@@ -102,9 +96,33 @@ class _Ranks:
         self._operands = operands
         self._results = results
         self._mesh = mesh
+        self._by_cost = _chooses_by_cost()
         self._cut = {axis for operand in operands if operand.spec.mesh is mesh for axis in operand.spec.axes}
         targets = [result.target for result in results if isinstance(result.target, Constraint)]
         self._constrained = {axis for target in targets for axis in target.axes}
+        used = {*axes_in_use(operands, results, mesh), *(mesh.axis_names if targets else ())}
+        self.idle = [axis for axis in mesh.axis_names if axis not in used and mesh.axis_size(axis) > 1]
+
+    def better(
+        self, best: tuple[tuple[float, ...], Choice] | None, strategy: OpStrategy, least: int = 0
+    ) -> tuple[tuple[float, ...], Choice]:
+        """The better one of a strategy and the best before, with its rank; of equals the one before. A strategy that
+        moves fewer bytes than `least` is left out: if it divides the work only, its later cost is not counted."""
+        begin, moved, changed = self.begin(strategy)
+        if best is not None and (moved < least or (not self._by_cost and begin > best[0][:3])):
+            return best  # the latter saves the rest of the rank for most strategies
+        later = self.complete(strategy, begin[0], moved, changed)
+        time = (self.seconds(strategy, later[2]),) if self._by_cost else ()
+        rank = (begin[0], *time, *later[1:])
+        return best if best is not None and best[0] <= rank else (rank, Choice(strategy, moved))
+
+    def may_save_with_idle(self, rank: tuple[float, ...]) -> bool:
+        """Whether a strategy that cuts the op along idle axes may be better than one of this rank. It moves a result to
+        the other workers along such an axis, now or later."""
+        if self._by_cost or not self.idle:
+            return bool(self.idle)
+        least = min([math.prod(result.shape) * result.itemsize for result in self._results], default=0)
+        return rank[2] > least * (min(map(self._mesh.axis_size, self.idle)) - 1)
 
     def begin(self, strategy: OpStrategy) -> tuple[tuple[int, int, int], int, tuple[int, int]]:
         """A lower bound of the first three places of a rank, the bytes that move, and how many tensors change."""
@@ -118,7 +136,7 @@ class _Ranks:
     def complete(
         self, strategy: OpStrategy, constraint_rank: int, moved: int, changed: tuple[int, int]
     ) -> tuple[int, ...]:
-        later = _rank(strategy, self._results, moved, self._cut | self._constrained)
+        later = _rank(strategy, self._results, moved, self._cut | self._constrained, self.idle)
         return (constraint_rank, *later, *changed, _memory(strategy, self._results))
 
     def seconds(self, strategy: OpStrategy, nbytes: int) -> float:
@@ -195,16 +213,23 @@ def _moved(
     return moved, (results_changed, operands_changed)
 
 
-def _rank(strategy: OpStrategy, results: Sequence[OpResult], moved: int, cut: set[str]) -> tuple[int, int, int]:
-    """Whether bytes move, how many now and later, and the number of cuts that no layout asked for."""
+def _rank(
+    strategy: OpStrategy, results: Sequence[OpResult], moved: int, cut: set[str], idle: Sequence[str]
+) -> tuple[int, int, int]:
+    """Whether bytes move, how many now and later, and the number of cuts that no layout asked for. Partial values will
+    be reduced and unrequested cuts gathered; along axes that are not in use, reduced values will be gathered too."""
     free = [
         (result, result.final_spec(given))
         for result, given in zip(results, strategy.results, strict=True)
         if not isinstance(result.target, ShardingSpec)
     ]
-    pending = sum(_pending(result, given, cut) for result, given in free) if moved else 0
-    unrequested = sum(axis not in cut for _, given in free for axis in given.axes)
-    return int(moved > 0), moved + pending, unrequested
+    pending = 0
+    for result, given in free:
+        undone = [*given.partial, *[axis for axis in given.axes if axis not in cut]]
+        copied = [axis for axis in given.partial if axis in idle]
+        pending += _pending(result, given, undone) + _pending(result, given, copied) if moved else 0
+    count = sum(axis not in cut for _, given in free for axis in given.axes)
+    return int(moved > 0), moved + pending, count
 
 
 def _memory(strategy: OpStrategy, results: Sequence[OpResult]) -> int:
@@ -212,10 +237,10 @@ def _memory(strategy: OpStrategy, results: Sequence[OpResult]) -> int:
     return sum(memory_bytes(given, result.shape, result.itemsize) for result, given in pairs)
 
 
-def _pending(result: OpResult, given: ShardingSpec, cut: set[str]) -> int:
-    """The bytes that a result's layout will cost later: to reduce partial values, and to gather unrequested cuts."""
+def _pending(result: OpResult, given: ShardingSpec, axes: Sequence[str]) -> int:
+    """The bytes that a result's layout will cost later, along axes: to reduce partial values to one worker each, or to
+    gather cuts."""
     size = given.mesh.axis_size
-    unrequested = [axis for axis in given.axes if axis not in cut]
-    group = math.prod([size(axis) for axis in (*given.partial, *unrequested)])
+    group = math.prod([size(axis) for axis in axes])
     copies = given.mesh.size // math.prod([size(axis) for axis in (*given.partial, *given.axes)])
     return (group - 1) * math.prod(result.shape) * result.itemsize * copies

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -56,9 +55,9 @@ class BoundProgram:
         self._views: dict[int, Callable[[Value], Value]] = {}
         self.writes = program.consumes
         self.direct: DirectCall | None = None
-        self._steps = _side_by_side([self._prepare(number, step) for number, step in enumerate(program.steps)])
+        prepared = [self._prepare(number, step) for number, step in enumerate(program.steps)]
+        self._steps = _with_early_moves(_side_by_side(prepared))
         self._dead = _dead_after(self._steps, program)
-        _mark_early(self._steps)
         self.targets = self._targets() if program.writes_all else {}
         moves = [step for step in self._steps if isinstance(step, _Moves)]
         all_steps = [local for step in moves for mover in step.movers for local in mover.steps]
@@ -350,16 +349,32 @@ def _side_by_side(steps: Sequence[Any]) -> list[Any]:
     return joined
 
 
-def _mark_early(steps: Sequence[Any]) -> None:
-    """Mark the moves of one step each whose outputs the next step does not need, but a later one, in programs that
-    write to no tensor."""
+def _with_early_moves(steps: Sequence[Any]) -> list[Any]:
+    """The steps of a program in which moves begin early whose outputs the next step does not need, but a later one.
+    Those that were joined with moves for the next step follow them, on their own. Only moves of one step each begin
+    early, and only in programs that write to no tensor."""
     if not all(isinstance(step, _Moves) or (isinstance(step, _ComputeStep) and not step.writes) for step in steps):
-        return
-    for number, (step, following) in enumerate(itertools.pairwise(steps)):
+        return list(steps)
+    found: list[Any] = []
+    for number, step in enumerate(steps):
+        following = steps[number + 1] if number + 1 < len(steps) else None
         if isinstance(step, _Moves) and isinstance(following, _ComputeStep):
-            is_needed = any(not set(later.inputs).isdisjoint(step.outputs) for later in steps[number + 2 :])
-            has_one_step = all(len(mover.steps) <= 1 for mover in step.movers)
-            step.is_early = has_one_step and is_needed and set(following.inputs).isdisjoint(step.outputs)
+            used_later = {register for later in steps[number + 2 :] for register in later.inputs}
+            found += _split_early(step, set(following.inputs), used_later)
+        else:
+            found.append(step)
+    return found
+
+
+def _split_early(moves: _Moves, needed: set[int], used_later: set[int]) -> list[_Moves]:
+    """Moves for the next step, which needs some outputs, and then those that begin early."""
+    each = list(zip(moves.inputs, moves.outputs, moves.movers, strict=True))
+    early = [move for move in each if move[1] not in needed and move[1] in used_later and len(move[2].steps) <= 1]
+    groups = [[move for move in each if move not in early], early]
+    split = [_Moves(*map(list, zip(*group, strict=True))) for group in groups if group]
+    if early:
+        split[-1].is_early = True
+    return split
 
 
 def _dead_after(steps: Sequence[Any], program: Program) -> list[tuple[int, ...]]:

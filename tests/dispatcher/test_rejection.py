@@ -1,8 +1,10 @@
 """Instructions with unknown ids, or that do not fit the signature of their op, are rejected."""
 
 import pytest
+from msgspec.structs import replace
 
 from gt.core.messages import FetchTensor, Located, LocateTensor, Lost, Rejected
+from gt.core.signatures import AlgorithmRequest, MeshRecord
 from tests.dispatcher_harness import (
     OP,
     OP2,
@@ -52,6 +54,13 @@ def test_instructions_after_a_rejected_one_are_carried_out():
 
 
 BOTH = signature("aten.x", 2, writes=(0, 1))
+
+
+def by_algorithm(*workers):
+    """ADD on a mesh of these workers."""
+    return replace(ADD, algorithm=AlgorithmRequest("", 0, MeshRecord((2,), ("x",), workers)))
+
+
 MISFITS = {
     "an output is missing": (ADD, run(OP, (A, B), ())),
     "an output too many": (ADD, run(OP, (A, B), (C, D))),
@@ -65,6 +74,8 @@ MISFITS = {
     "two new versions of one tensor": (BOTH, run(OP, (A, A), (C, D))),
     "two new versions of one tensor by a query": (BOTH, query(OP, (A, A), (C, D))),
     "one id for two new versions": (BOTH, query(OP, (A, B), (C, C))),
+    "an algorithm on an unknown worker": (by_algorithm(0, 99), run(OP, (A, B), (C,))),
+    "an algorithm on no mesh": (by_algorithm(0, 0, 0), run(OP, (A, B), (C,))),
 }
 
 

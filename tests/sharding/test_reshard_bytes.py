@@ -51,7 +51,7 @@ def test_bytes_of_the_collectives(p):
         ("-, - + y", "x, -", 6),
         ("-, - + y", "-, -", 10),  # reduced once, not once for each copy: 3, then 7
         ("x, - + y", "-, -", 10),
-        ("-, - + x y", "-, - + x", 12),  # the other axis only
+        ("-, - + x y", "-, - + x", 10),  # 7 to reduce all, 3 to gather halves; the other axis only would be 12
         ("-, - + x y", "y, - + x", 6),
         ("x, - + y", "-, x + y", 2),  # four addends, half of each moves
         ("y, - + x", "-, - + x", 4),  # 1 to reduce, 3 to gather; all gathered partial would be 6

@@ -97,8 +97,12 @@ class LateWork:
         return self._results
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_the_moves_of_the_next_round_begin_before_the_product_of_this_one(algo):
+@pytest.mark.parametrize(
+    ("algo", "workers", "exchanges"),
+    [("ring", 2, 1), ("ring", 4, 3), ("cannon", 4, 2), ("summa", 2, 1), ("summa", 4, 3)],
+)
+def test_the_moves_of_each_next_round_begin_before_the_product_of_this_one(algo, workers, exchanges):
+    """Cannon's algorithm has two rounds on four workers, and shifts along both axes between them."""
     works = []
 
     def trace(worker, computation, inputs):
@@ -114,10 +118,11 @@ def test_the_moves_of_the_next_round_begin_before_the_product_of_this_one(algo):
                 return end.value
 
     values = torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE)
-    plan, specs = plan_of(algo)
+    plan, specs = plan_of(algo, workers)
     results = run_over("memory", dict(computations(plan, specs, values, trace)))
     check(plan, results, values)
-    assert len(works) >= 4 and all(work.after - work.before for work in works), "a product, or a sum"
+    assert len(works) == workers * exchanges
+    assert all(work.after - work.before for work in works), "a product, or a sum"
 
 
 @pytest.mark.parametrize(("algo", "panel"), [("ring", 0), ("cannon", 0), ("summa", 4), ("summa", 16)])

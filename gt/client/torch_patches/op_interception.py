@@ -11,6 +11,12 @@ _current_transform = torch._C._functorch.peek_interpreter_stack
 _is_tracing = torch._C._is_tracing
 
 
+def is_transformed() -> bool:
+    """Whether this thread is in a transform of `torch.func` or a level of forward-mode AD, in which tensors may be
+    wrapped."""
+    return _current_transform() is not None or forward_ad._current_level >= 0
+
+
 def is_intercepted() -> bool:
     """Whether this thread is in a torch function mode, a dispatch mode, a transform of `torch.func`, a level of
     forward-mode AD, a trace or a profile. Hot path."""

@@ -28,7 +28,7 @@ from gt.sharding.cost import reshard_bytes
 from gt.sharding.factors import REDUCE, OpShardingRule
 from gt.sharding.schedules import Algorithm, Schedule, ScheduleProblem
 from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec
-from gt.sharding.strategies import FactorSharding, build_strategy, operand_layout, project, strategies_of
+from gt.sharding.strategies import FactorSharding, axes_in_use, build_strategy, operand_layout, strategies_of
 
 MAX_ROUNDS = 64
 
@@ -84,17 +84,14 @@ def _all_along(role: str) -> Algorithm:
 
 
 def _strategies(problem: ScheduleProblem) -> Iterator[Schedule]:
-    """Every strategy of the rule for these layouts, and every way to give each axis to one factor or to none."""
-    given = [project(problem.rule, at, each.spec) for at, each in enumerate(problem.operands)]
-    for strategy in strategies_of(problem.rule, problem.operands, [problem.result], problem.mesh, given):
+    """Every strategy of the rule, along all axes of the mesh."""
+    rule, operands, result, mesh, _ = problem
+    used = axes_in_use(operands, [result], mesh)
+    idle = [axis for axis in mesh.axis_names if axis not in used]
+    for strategy in strategies_of(rule, operands, [result], mesh):
         yield Schedule((strategy.operands,), strategy.results[0])
-    names = [name for group in product_factors(problem.rule) for name in group]
-    for chosen in itertools.product([*names, None], repeat=len(problem.mesh.axis_names)):
-        assignment: dict[str, DimSpec] = {}
-        for axis, name in zip(problem.mesh.axis_names, chosen, strict=True):
-            if name is not None:
-                assignment[name] = (*assignment.get(name, ()), axis)
-        yield from _one_round(problem, assignment)
+    for strategy in strategies_of(rule, operands, [result], mesh, idle) if idle else ():
+        yield Schedule((strategy.operands,), strategy.results[0])
 
 
 def _those(fits: Callable[[ScheduleProblem, Schedule], bool]) -> Algorithm:
@@ -249,6 +246,9 @@ def _layered(problem: ScheduleProblem) -> Iterator[Schedule]:
     if not _is_round_product(problem):
         return
     mesh = problem.mesh
+    if mesh.size == 1:
+        yield from _one_round(problem, {})
+        return
     if sum(size > 1 for size in mesh.shape) >= 3:
         for grid in _grids(problem, ("rows", "columns", "summed")):
             yield _panels(problem, _Windows(problem, grid))
@@ -265,6 +265,8 @@ def _cannon(problem: ScheduleProblem) -> Iterator[Schedule]:
     operand go one column to the left and those of the second one row up."""
     if not _is_round_product(problem):
         return
+    if problem.mesh.size == 1:
+        yield from _one_round(problem, {})
     for grid in _squares(problem.mesh):
         windows = _Windows(problem, grid)
         side = windows.count(grid.rows)
