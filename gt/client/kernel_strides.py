@@ -233,6 +233,12 @@ def _angle(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) ->
     return (_contiguous if arguments["self"].is_complex() else _iterated)(arguments, results)
 
 
+def _infinite(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+    """Of complex numbers, torch tells it from their real and imaginary parts, which are views with gaps."""
+    tensor = arguments["self"]
+    return _iterated({"self": torch.view_as_real(tensor).select(-1, 0) if tensor.is_complex() else tensor}, results)
+
+
 def _columns(*positions: int) -> StrideRule:
     """Matrices with contiguous columns, as LAPACK gives them, at these positions of the results."""
 
@@ -329,6 +335,7 @@ _RULES: dict[str, StrideRule] = {
     "_unsafe_masked_index_put_accumulate": _preserved(),
     "abs": _absolute,
     "angle": _angle,
+    "isinf": _infinite,
     "batch_norm_backward": _batch_norm,
     "binary_cross_entropy": _preserved(),
     "binary_cross_entropy_backward": _preserved(),

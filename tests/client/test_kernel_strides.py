@@ -91,7 +91,7 @@ def _check(names: list[str], formats: list[str], dtypes: list[torch.dtype], coun
     return checker
 
 
-COMMON = ["abs", "clone", "empty_like", "flip", "masked_fill", "native_layer_norm", "nn.functional.batch_norm",
+COMMON = ["abs", "clone", "empty_like", "flip", "isinf", "masked_fill", "native_layer_norm", "nn.functional.batch_norm",
           "nn.functional.group_norm", "roll", "stack", "where"]  # fmt: skip
 
 
