@@ -159,8 +159,8 @@ def _query_call(new: UncachedCall, template: CallTemplate) -> QueryCall:
 def _inferred_call(new: UncachedCall, template: CallTemplate, ruled: RuledCall | None) -> CachedCall:
     """The call by torch's shape function. Raises UnknownResult. `ruled`: the same call by its rule, to be compared."""
     session, op, args, kwargs, _, refs, _ = new
-    if op.needs_worker_shape and not _is_same_everywhere(op, args, kwargs, refs):
-        raise UnknownResult
+    if op.needs_worker_shape and session.computes and not _is_same_everywhere(op, args, kwargs, refs):
+        raise UnknownResult  # in a session that computes nothing there is no device, so torch's shapes are as good
     result, resized = infer_result(op, args, kwargs, refs, session.on_cpu)
     reshaped = [refs[position] for position, found in resized.items() if found.shape != refs[position].geometry.shape]
     has_out = any(argument.is_out for argument in schema_of(op.func).arguments)
