@@ -4,7 +4,6 @@ planner, in a replay of the steps, tells what they and a few standard ones cost.
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,18 +70,25 @@ class PlanSearch:
     def candidates(self, mesh: DeviceMesh) -> list[Candidate]:
         """The candidates on a mesh that stay within memory, the fastest first."""
         found = [self.evaluate(mesh, config, origin) for origin, config in self._standard(mesh)]
-        graph = build_graph(self._program, mesh, self._machine, self._fixed_layouts(mesh))
+        fixed, overlap = self._fixed_layouts(mesh), self._machine.overlap
+        for hidden in (overlap, 0.0) if overlap else (0.0,):  # backward may be too short to hide all reductions
+            found += self._solved(mesh, build_graph(self._program, mesh, self._machine, fixed, hidden))
+        for each in found:
+            self._progress(f"{_shape(mesh)}: {each.origin}: {each.cost.seconds * 1e3:.3f} ms")
+        return sorted(filter(self.fits, found), key=lambda each: each.cost.seconds)
+
+    def _solved(self, mesh: DeviceMesh, graph: StrategyGraph) -> list[Candidate]:
+        """What the solver proposes for a choice problem; if the replay exceeds the limit of memory, with less of it."""
         self._progress(f"{_shape(mesh)}: {len(graph.variables)} variables, {len(graph.model.pairs)} pairs")
         limit = None if self._limit is None else float(self._limit)
+        found: list[Candidate] = []
         for _ in range(_TRIES):
             proposed = list(self._proposed(mesh, graph, limit))
             found += proposed
             if limit is None or self._limit is None or not proposed or any(map(self.fits, proposed)):
                 break
             limit *= _MARGIN * self._limit / min(each.cost.peak for each in proposed)
-        for each in found:
-            self._progress(f"{_shape(mesh)}: {each.origin}: {each.cost.seconds * 1e3:.3f} ms")
-        return sorted(filter(self.fits, found), key=lambda each: each.cost.seconds)
+        return found
 
     def refine(self, candidates: Sequence[Candidate], seconds: float) -> Candidate:
         """The fastest candidate, improved: entries are left out or taken from other candidates as long as that makes
@@ -128,6 +134,11 @@ class PlanSearch:
         parameters = [entry for entry in config.parameters if entry not in own.parameters]
         outputs = [entry for entry in config.outputs if entry not in own.outputs]
         return _changed(config, [*parameters, *own.parameters], [*outputs, *own.outputs], own.inputs or config.inputs)
+
+    @property
+    def least_memory(self) -> int:
+        """The bytes of a worker in the smallest of all layouts that were evaluated."""
+        return min(cost.peak for cost in self._costs.values())
 
     def fits(self, candidate: Candidate) -> bool:
         return self._limit is None or candidate.cost.peak <= self._limit
@@ -335,9 +346,9 @@ def _shape(mesh: DeviceMesh) -> str:
     return "x".join(map(str, mesh.shape))
 
 
-def candidate_meshes(workers: Sequence[int], names: tuple[str, str] = ("dp", "tp")) -> list[DeviceMesh]:
-    """The grids of two axes over some workers. Grids whose axes are exchanged cost the same, so the first axis is not
-    larger than the second."""
+def candidate_meshes(workers: Sequence[int], *, are_axes_alike: bool = True) -> list[DeviceMesh]:
+    """The grids of two axes over some workers. Grids whose axes are exchanged cost the same if the axes are alike; then
+    the first axis is not larger than the second."""
     count = len(workers)
-    sizes = [size for size in range(1, math.isqrt(count) + 1) if count % size == 0]
-    return [DeviceMesh([size, count // size], names, workers) for size in sizes]
+    sizes = [size for size in range(1, count + 1) if count % size == 0 and (size * size <= count or not are_axes_alike)]
+    return [DeviceMesh([size, count // size], ("dp", "tp"), workers) for size in sizes]

@@ -274,7 +274,7 @@ class Plan:
         for pattern in [*own_patterns, *[entry.pattern for entry in self.config.outputs]]:
             own = [c for c in self._best.cost.collectives if _is_of(c.module, pattern)]
             if own:
-                notes[pattern] = f"{print_bytes(sum(c.nbytes for c in own))}, {_ms(sum(c.seconds for c in own))}"
+                notes[pattern] = f"{print_bytes(sum(c.nbytes for c in own))}, {_ms(sum(c.waits for c in own))}"
         return notes
 
     def _entries(self) -> Iterator[tuple[str, str]]:
@@ -298,7 +298,7 @@ class Plan:
             what = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "-"
             if own:
                 what += f": {print_bytes(sum(each.nbytes for each in own))}"
-            waits = sum(each.seconds for each in own)
+            waits = sum(each.waits for each in own)
             rows.append(
                 (pattern or "(outside of modules)", self._layouts_of(members[0]), _ms(compute), _ms(waits), what)
             )
