@@ -7,18 +7,22 @@ use it.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gt.core.errors import SettingsError
 from gt.core.settings import read_settings
-from gt.sharding.calibration import Calibration
+from gt.sharding.calibration import Calibration, stored_calibration
 from gt.sharding.constraints import Constraint
 from gt.sharding.cost import memory_bytes, reshard_bytes
 from gt.sharding.factors import OpShardingRule
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.sharding.strategies import FactorSharding, OpOperand, OpResult, OpStrategy, project, strategies_of
 from gt.sharding.work import LaidOutTensor, work_of
+
+log = logging.getLogger("gt.dispatcher")
 
 
 class Choice(NamedTuple):
@@ -38,15 +42,13 @@ def propagate_sharding(
     result counts too: a partial result will be reduced, and a cut along an axis that cuts no operand will be gathered,
     since no layout asked for it. Constraints on results come first (`_constraint_rank`). With GT_STRATEGY=cost, the
     estimated time comes next: of the op on the slowest shard, and of all bytes."""
-    ranks, by_cost = _Ranks(rule, operands, results, mesh), _chooses_by_cost()
+    ranks, by_cost = _Ranks(rule, operands, results, mesh), _machine() is not None
     best: tuple[tuple[float, ...], Choice] | None = None
     for order, strategy in enumerate(strategies_of(rule, operands, results, mesh, _projections(rule, operands, mesh))):
         begin, moved, changed = ranks.begin(strategy)
         if best is not None and not by_cost and begin > best[0][:3]:
             continue  # saves the rest of the rank for most strategies
-        later = ranks.complete(strategy, begin[0], moved, changed)
-        time = (ranks.seconds(strategy, later[2]),) if by_cost else ()
-        rank = (begin[0], *time, *later[1:], order)
+        rank = (*ranks.complete(strategy, begin[0], moved, changed)[0], order)
         if best is None or rank < best[0]:
             best = (rank, Choice(strategy, moved))
     assert best is not None, "an op can always run on whole operands"
@@ -54,11 +56,15 @@ def propagate_sharding(
 
 
 @functools.cache
-def _chooses_by_cost() -> bool:
-    return read_settings().strategy == "cost"
-
-
-_MACHINE = Calibration()
+def _machine() -> Calibration | None:
+    """The speeds by which times are estimated, as `gt.auto_shard` has them; None if bytes alone decide."""
+    if read_settings().strategy != "cost":
+        return None
+    try:
+        return stored_calibration() or Calibration()
+    except SettingsError as error:
+        log.warning("%s. GT_STRATEGY=cost assumes %s", error, Calibration())
+        return Calibration()
 
 
 class RankedChoice(NamedTuple):
@@ -75,11 +81,11 @@ def ranked_choices(
 ) -> list[RankedChoice]:
     """All strategies in the order in which `propagate_sharding` prefers them."""
     ranks = _Ranks(rule, operands, results, mesh)
-    found: list[tuple[tuple[int, ...], RankedChoice]] = []
+    found: list[tuple[tuple[float, ...], RankedChoice]] = []
     for order, strategy in enumerate(strategies_of(rule, operands, results, mesh, _projections(rule, operands, mesh))):
         begin, moved, changed = ranks.begin(strategy)
-        rank = (*ranks.complete(strategy, begin[0], moved, changed), order)
-        found.append((rank, RankedChoice(Choice(strategy, moved), rank[2] - moved, begin[0])))
+        rank, later = ranks.complete(strategy, begin[0], moved, changed)
+        found.append(((*rank, order), RankedChoice(Choice(strategy, moved), later, begin[0])))
     return [ranked for _, ranked in sorted(found, key=lambda each: each[0])]
 
 
@@ -117,11 +123,14 @@ class _Ranks:
 
     def complete(
         self, strategy: OpStrategy, constraint_rank: int, moved: int, changed: tuple[int, int]
-    ) -> tuple[int, ...]:
+    ) -> tuple[tuple[float, ...], int]:
+        """The rank, and the bytes that the results will cost later."""
         later = _rank(strategy, self._results, moved, self._cut | self._constrained)
-        return (constraint_rank, *later, *changed, _memory(strategy, self._results))
+        machine = _machine()
+        time = (self._seconds(strategy, later[1], machine),) if machine is not None else ()
+        return (constraint_rank, *time, *later, *changed, _memory(strategy, self._results)), later[1] - moved
 
-    def seconds(self, strategy: OpStrategy, nbytes: int) -> float:
+    def _seconds(self, strategy: OpStrategy, nbytes: int, machine: Calibration) -> float:
         """The time of an op, and of the bytes that move for it now and later."""
         taken = zip(self._operands, strategy.operands, strict=True)
         given = zip(self._results, strategy.results, strict=True)
@@ -130,7 +139,7 @@ class _Ranks:
             *[LaidOutTensor(result.shape, result.itemsize, spec) for result, spec in given],
         ]
         work = work_of(self._rule, strategy.assignment, tensors)
-        return work.seconds(_MACHINE) + nbytes / self._mesh.size / _MACHINE.link_bandwidth
+        return work.seconds(machine) + nbytes / self._mesh.size / machine.link_bandwidth
 
 
 def _constraint_rank(
