@@ -110,12 +110,24 @@ def _infer_outside(new: UncachedCall) -> CachedCall:
         others = _inferring[get_ident()]
         try:
             return _infer(new)
-        except UnknownResult:
+        except UnknownResult as unknown:
             if others == _inferring[get_ident()]:
+                if not new.session.computes:
+                    _raise_if_invalid(unknown)
                 break
     call = _query_call(new, new.template())
     _keep(new, call, BY_WORKER)
     return call
+
+
+def _raise_if_invalid(unknown: UnknownResult) -> None:
+    """Raise torch's error if its shape function refuses the arguments of a call, and not just lacks their values. With
+    workers, one of them says whether a call is valid."""
+    cause = unknown.__cause__
+    if isinstance(cause, RuntimeError | ValueError | IndexError | TypeError) and not isinstance(
+        cause, NotImplementedError
+    ):
+        raise cause from None
 
 
 def _infer(new: UncachedCall) -> CachedCall:

@@ -19,7 +19,7 @@ from gt.client.model_layout import check_layouts
 from gt.client.step_objects import find_step_objects
 from gt.client.step_recorder import record_steps
 from gt.client.tracebacks import ends_on_users_line
-from gt.core.errors import LayoutError, SettingsError
+from gt.core.errors import LayoutError, SessionError, SettingsError
 from gt.core.settings import read_settings
 from gt.launch.plan_search import Candidate, PlanSearch, candidate_meshes
 from gt.launch.sharding_plan import Plan
@@ -95,17 +95,22 @@ def _plan(
     if fixed is not None:
         check_layouts(objects.model, fixed, meshes[0])
     program = program_of(steps)
+    if not program.names:
+        raise SessionError(
+            f"the step does not use the parameters of {type(objects.model).__name__}; name the model of the step with "
+            "model="
+        )
     show(f"{len(program.ops)} ops, {len(program.names)} parameters")
     workers = len(active_session.current().workers)
     search = PlanSearch(steps, program, workers, calibration, limit, fixed, solver, show)
     found: list[Candidate] = [candidate for each in meshes for candidate in search.candidates(each)]
-    if not found:
+    found.append(search.refine(found, seconds / 5))
+    if not search.fits(found[-1]):
         raise LayoutError(
             f"no layout was found in which a worker holds at most {limit:,} bytes; the smallest of those compared "
-            f"takes {search.least_memory:,}. Allow more memory, use more workers, or smaller batches"
+            f"takes {found[-1].cost.peak:,}. Allow more memory, use more workers, or smaller batches"
         )
-    found.append(search.refine(found, seconds / 5))
-    return Plan(search, found, steps, program, calibration, limit, objects)
+    return Plan(search, list(filter(search.fits, found)), steps, program, calibration, limit, objects)
 
 
 def parse_bytes(amount: float | str) -> int:

@@ -68,14 +68,14 @@ class PlanSearch:
         self._costs: dict[tuple[DeviceMesh, ModelConfig], ReplayedStep] = {}
 
     def candidates(self, mesh: DeviceMesh) -> list[Candidate]:
-        """The candidates on a mesh that stay within memory, the fastest first."""
+        """The candidates on a mesh, the fastest first."""
         found = [self.evaluate(mesh, config, origin) for origin, config in self._standard(mesh)]
         fixed, overlap = self._fixed_layouts(mesh), self._machine.overlap
         for hidden in (overlap, 0.0) if overlap else (0.0,):  # backward may be too short to hide all reductions
             found += self._solved(mesh, build_graph(self._program, mesh, self._machine, fixed, hidden))
         for each in found:
             self._progress(f"{_shape(mesh)}: {each.origin}: {each.cost.seconds * 1e3:.3f} ms")
-        return sorted(filter(self.fits, found), key=lambda each: each.cost.seconds)
+        return sorted(found, key=lambda each: each.cost.seconds)
 
     def _solved(self, mesh: DeviceMesh, graph: StrategyGraph) -> list[Candidate]:
         """What the solver proposes for a choice problem; if the replay exceeds the limit of memory, with less of it."""
@@ -91,20 +91,36 @@ class PlanSearch:
         return found
 
     def refine(self, candidates: Sequence[Candidate], seconds: float) -> Candidate:
-        """The fastest candidate, improved: entries are left out or taken from other candidates as long as that makes
-        the replayed step faster, for some seconds."""
-        best, *others = sorted(candidates, key=lambda each: each.cost.seconds)
-        others = [each for each in others if each.mesh is best.mesh]
+        """The fastest candidate within memory, improved: entries are left out or taken from other candidates as long as
+        that makes the replayed step faster, for some seconds. If none is within memory, the smallest one is first made
+        smaller in the same way."""
         deadline = time.monotonic() + seconds
-        is_improved = True
-        while is_improved:
+        fitting = list(filter(self.fits, candidates))
+        if not fitting:
+            smallest = min(candidates, key=lambda each: each.cost.peak)
+            fitting = [self._improve(smallest, candidates, lambda each: each.peak, deadline, self.fits)]
+        fastest = min(fitting, key=lambda each: each.cost.seconds)
+        return (
+            self._improve(fastest, candidates, lambda each: each.seconds, deadline) if self.fits(fastest) else fastest
+        )
+
+    def _improve(
+        self,
+        best: Candidate,
+        candidates: Sequence[Candidate],
+        measure: Callable[[ReplayedStep], float],
+        deadline: float,
+        is_enough: Callable[[Candidate], bool] = lambda _: False,
+    ) -> Candidate:
+        others = [each.config for each in candidates if each.mesh is best.mesh and each.config is not best.config]
+        must_fit, is_improved = self.fits(best), True
+        while is_improved and not is_enough(best):
             is_improved = False
-            tried_configs = (*self._without_module(best.config), *_variants(best.config, [e.config for e in others]))
-            for config in tried_configs:
+            for config in (*self._without_module(best.config), *_variants(best.config, others)):
                 if time.monotonic() > deadline:
                     return best
                 tried = self.evaluate(best.mesh, self._with_fixed(config), REFINED, best.solution)
-                if self.fits(tried) and tried.cost.seconds < best.cost.seconds * _BETTER:
+                if (self.fits(tried) or not must_fit) and measure(tried.cost) < measure(best.cost) * _BETTER:
                     self._progress(f"{_shape(best.mesh)}: {REFINED}: {tried.cost.seconds * 1e3:.3f} ms")
                     best, is_improved = tried, True
                     break
@@ -134,11 +150,6 @@ class PlanSearch:
         parameters = [entry for entry in config.parameters if entry not in own.parameters]
         outputs = [entry for entry in config.outputs if entry not in own.outputs]
         return _changed(config, [*parameters, *own.parameters], [*outputs, *own.outputs], own.inputs or config.inputs)
-
-    @property
-    def least_memory(self) -> int:
-        """The bytes of a worker in the smallest of all layouts that were evaluated."""
-        return min(cost.peak for cost in self._costs.values())
 
     def fits(self, candidate: Candidate) -> bool:
         return self._limit is None or candidate.cost.peak <= self._limit

@@ -84,6 +84,18 @@ def test_writes_are_new_values_and_views_are_ops():
         known.update(op.outputs)
 
 
+def test_a_step_whose_shapes_depend_on_values_raises_with_its_line():
+    start(mode="virtual")
+    model = gt.to(torch.nn.Linear(4, 4))
+
+    def step(x):
+        y = model(x)
+        y[y > 0].sum().backward()
+
+    with pytest.raises(gt.SessionError, match=r"test_auto_shard.py:\d+: the result of aten.index.Tensor depends on"):
+        gt.auto_shard(step, torch.ones(4, 4))
+
+
 def test_a_step_may_end_with_its_model_and_a_module_may_raise():
     class Fragile(torch.nn.Module):
         def __init__(self):
@@ -141,6 +153,9 @@ def test_lines_of_progress_go_to_a_function_if_one_is_given():
 def test_the_model_of_a_step_has_to_be_known():
     with pytest.raises(gt.SessionError, match="name it with model="):
         gt.auto_shard(lambda: None)
+    unused = gt.to(torch.nn.Linear(2, 2))
+    with pytest.raises(gt.SessionError, match="does not use the parameters of Linear"):
+        gt.auto_shard(lambda: gt.ones(2) + 1, model=unused)
     plain = torch.nn.Linear(2, 2)
     with pytest.raises(gt.SessionError, match=r"move it with gt.to\(model\)"):
         gt.auto_shard(lambda x: plain(x), torch.ones(2, 2))
@@ -235,7 +250,9 @@ def test_memory_that_nothing_fits_is_an_error():
     ) as failure:
         plan_of(memory="1 KB", mesh=4)
     least = int(str(failure.value).partition("takes ")[2].partition(". ")[0].replace(",", ""))
-    assert plan_of(memory=least, mesh=4).memory == least
+    assert plan_of(memory=least, mesh=4).memory <= least
+    with pytest.raises(gt.LayoutError):
+        plan_of(memory=least // 2, mesh=4)
 
 
 def test_layouts_of_the_user_are_kept():
