@@ -8,6 +8,9 @@ import torch
 import gt
 from gt.client.step_objects import find_step_objects
 from gt.client.step_recorder import record_steps
+from gt.sharding.optimizer.dominated_choices import undominated_choices
+from gt.sharding.optimizer.linear_program import solve_exactly
+from gt.sharding.optimizer.message_passing import approximate
 from gt.sharding.optimizer.op_costs import MachineKey, move_cost
 from gt.sharding.optimizer.op_strategies import call_strategies, layouts_of
 from gt.sharding.optimizer.recorded_program import program_of
@@ -151,3 +154,15 @@ def test_no_choice_of_strategies_is_cheaper_than_the_solvers(name, shape, machin
         assert found.bound <= search.best * (1 + 1e-9)
         assert found.cost >= search.best * (1 - 1e-9)
         assert method == "fast" or found.cost == pytest.approx(search.best, rel=1e-9)
+    _check_without_elimination(model, search.best)
+
+
+def _check_without_elimination(model, best):
+    """The linear program and message passing on the whole problem, of which elimination would leave nothing."""
+    passed = approximate(model, cutoff=best)
+    assert passed.bound <= best * (1 + 1e-9) and passed.cost >= best * (1 - 1e-9)
+    small = model.restricted([own or [0] for own in passed.possible])
+    exact = solve_exactly(small, (), 60)
+    assert small.cost(exact.chosen) == pytest.approx(best, rel=1e-6) == pytest.approx(exact.bound, rel=1e-6)
+    undominated = model.restricted(undominated_choices(model))
+    assert SimpleSolver().solve(undominated).cost == pytest.approx(best, rel=1e-9)
