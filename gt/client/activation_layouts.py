@@ -57,7 +57,7 @@ class OutputHook:
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor) and not tensor._ref.storage.is_parameter:
                 self._layout.place(tensor)
-                if tensor.requires_grad:
+                if tensor.grad_fn is not None:  # hooks of leaves, which a module may give back, would stay on them
                     tensor.register_hook(self._layout.place)
 
 

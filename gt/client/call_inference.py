@@ -110,12 +110,24 @@ def _infer_outside(new: UncachedCall) -> CachedCall:
         others = _inferring[get_ident()]
         try:
             return _infer(new)
-        except UnknownResult:
+        except UnknownResult as unknown:
             if others == _inferring[get_ident()]:
+                if not new.session.computes:
+                    _raise_if_invalid(unknown)
                 break
     call = _query_call(new, new.template())
     _keep(new, call, BY_WORKER)
     return call
+
+
+def _raise_if_invalid(unknown: UnknownResult) -> None:
+    """Raise torch's error if its shape function refuses the arguments of a call, and not just lacks their values. With
+    workers, one of them says whether a call is valid."""
+    cause = unknown.__cause__
+    if isinstance(cause, RuntimeError | ValueError | IndexError | TypeError) and not isinstance(
+        cause, NotImplementedError
+    ):
+        raise cause from None
 
 
 def _infer(new: UncachedCall) -> CachedCall:
@@ -159,8 +171,8 @@ def _query_call(new: UncachedCall, template: CallTemplate) -> QueryCall:
 def _inferred_call(new: UncachedCall, template: CallTemplate, ruled: RuledCall | None) -> CachedCall:
     """The call by torch's shape function. Raises UnknownResult. `ruled`: the same call by its rule, to be compared."""
     session, op, args, kwargs, _, refs, _ = new
-    if op.needs_worker_shape and not _is_same_everywhere(op, args, kwargs, refs):
-        raise UnknownResult
+    if op.needs_worker_shape and session.computes and not _is_same_everywhere(op, args, kwargs, refs):
+        raise UnknownResult  # in a session that computes nothing there is no device, so torch's shapes are as good
     result, resized = infer_result(op, args, kwargs, refs, session.on_cpu)
     reshaped = [refs[position] for position, found in resized.items() if found.shape != refs[position].geometry.shape]
     has_out = any(argument.is_out for argument in schema_of(op.func).arguments)

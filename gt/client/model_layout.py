@@ -43,6 +43,15 @@ def apply_model_config(module: torch.nn.Module, placed: Iterable[torch.Tensor] =
     apply_hooks(module)
 
 
+def check_layouts(module: torch.nn.Module, config: ModelConfig, mesh: DeviceMesh) -> None:
+    """Raise SignalError if a section contradicts itself, or the shapes of a module whose tensors are on GT. Warn of
+    patterns that match nothing."""
+    for entry, kind, names in _unmatched(module, config):
+        _warn_of(entry, kind, names)
+    for names, tensors in _tensors(module):
+        _spec(config, mesh, names, tensors[0])
+
+
 def apply_hooks(module: torch.nn.Module) -> None:
     """Hook the parts of a module that the configuration names; its parameters stay as they are."""
     config = registry.current().model
@@ -272,18 +281,27 @@ def unhook(module: torch.nn.Module) -> None:
 
 
 def _warn_of_unmatched(module: torch.nn.Module, config: ModelConfig) -> None:
-    """Warn of patterns that match nothing, most likely by mistake."""
+    """Warn of patterns that match nothing, unless all of them do: then the section is for another model."""
+    unmatched = list(_unmatched(module, config))
+    if len(unmatched) < len(config.parameters) + len(config.modules) + len(config.outputs):
+        for entry, kind, names in unmatched:
+            _warn_of(entry, kind, names)
+
+
+def _warn_of(entry: ParameterEntry | ModuleEntry | OutputEntry, kind: str, names: Sequence[str]) -> None:
+    log.warning("%s%r decides about no %s; %s", at(entry.source), entry.pattern, kind, nearest(entry.pattern, names))
+
+
+def _unmatched(
+    module: torch.nn.Module, config: ModelConfig
+) -> Iterator[tuple[ParameterEntry | ModuleEntry | OutputEntry, str, list[str]]]:
+    """The entries whose patterns match nothing, most likely by mistake: with the kind of what they would decide about,
+    and the names of these."""
     tensors = [name for names, _ in _tensors(module) for name in names]
     parts = [name for name, _ in module.named_modules()]
     used_specs = {entry.pattern for entry in map(config.spec_for, tensors) if entry is not None}
     used_scopes = {entry.pattern for entry in map(config.scope_for, parts) if entry is not None}
     used_outputs = {entry.pattern for entry in map(config.output_for, parts) if entry is not None}
-    unused: list[tuple[ParameterEntry | ModuleEntry | OutputEntry, str, list[str]]] = [
-        *[(entry, "parameter", tensors) for entry in config.parameters if entry.pattern not in used_specs],
-        *[(entry, "module", parts) for entry in config.modules if entry.pattern not in used_scopes],
-        *[(entry, "module", parts) for entry in config.outputs if entry.pattern not in used_outputs],
-    ]
-    for entry, kind, names in unused if used_specs or used_scopes or used_outputs else []:
-        log.warning(
-            "%s%r decides about no %s; %s", at(entry.source), entry.pattern, kind, nearest(entry.pattern, names)
-        )
+    yield from [(entry, "parameter", tensors) for entry in config.parameters if entry.pattern not in used_specs]
+    yield from [(entry, "module", parts) for entry in config.modules if entry.pattern not in used_scopes]
+    yield from [(entry, "module", parts) for entry in config.outputs if entry.pattern not in used_outputs]

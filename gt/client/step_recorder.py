@@ -22,7 +22,7 @@ from gt.client.storage import Storage, TensorRef
 from gt.client.tensor import Tensor, to_gt
 from gt.client.torch_patches.pytree import tree_leaves, tree_map
 from gt.core.errors import SessionError
-from gt.core.messages import CreateTensor, Instruction
+from gt.core.messages import CreateTensor, Instruction, QueryOp
 from gt.core.meta import TensorMeta
 from gt.core.signatures import PolicyRecord
 from gt.sharding.optimizer.recorded_steps import ENTER, GRADIENT, INPUT, LEAVE, OUTPUT, ModuleMark, RecordedSteps
@@ -100,7 +100,7 @@ class _Recorder:
         self._outbox: Outbox = session.outbox
         self._metas: dict[int, TensorMeta] = {}
         self._marks: list[ModuleMark] = []
-        self._starts: list[int] = []
+        self._starts: list[tuple[int, int]] = []
         self._instructions: list[Instruction] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -142,7 +142,7 @@ class _Recorder:
         return len(self._outbox.queue.times)  # type: ignore[attr-defined]
 
     def begin_step(self) -> None:
-        self._starts.append(self._position)
+        self._starts.append((self._position, len(self._marks)))
 
     def mark(self, kind: str, module: str) -> None:
         self._marks.append(ModuleMark(self._position, kind, module))
@@ -166,10 +166,12 @@ class _Recorder:
         expanded = [each for instruction in self._instructions for each in session.expand(instruction)]
         if len(expanded) != len(self._instructions):
             raise SessionError("gt.auto_shard cannot record a function of gt.compile; pass the function itself")
+        self._require_known_shapes(expanded[self._starts[-1][0] :])
         sites = {site: session.sites.text(site) for site in {getattr(each, "site", 0) for each in expanded}}
         return RecordedSteps(
             tuple(expanded),
-            tuple(self._starts),
+            tuple([position for position, _ in self._starts]),
+            tuple([mark for _, mark in self._starts]),
             tuple(self._marks),
             dict(session.signatures),
             self._metas,
@@ -180,6 +182,15 @@ class _Recorder:
             sites,
             _scopes(session),
         )
+
+    def _require_known_shapes(self, step: Sequence[Instruction]) -> None:
+        """Raise if an op of a step gives results whose shapes only a worker knows."""
+        for query in [each for each in step if isinstance(each, QueryOp)]:
+            op = self._session.signatures[query.op_id].op
+            raise SessionError(
+                f"{self._session.sites.text(query.site)}: the result of {op} depends on values, so that no plan can "
+                "know its shape; leave it out of the step that is planned"
+            )
 
 
 class _Hooks:
@@ -206,7 +217,7 @@ class _Hooks:
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor) and not tensor._ref.storage.is_parameter:
                 self._recorder.mark_tensor(OUTPUT, self._name, tensor)
-                if tensor.requires_grad:
+                if tensor.grad_fn is not None:
                     tensor.register_hook(self._note_gradient)
         self._recorder.mark(LEAVE, self._name)
 
@@ -224,7 +235,10 @@ def _hooked(model: torch.nn.Module, recorder: _Recorder) -> Iterator[None]:
         hook_all_gathers(model)
         for name, part in model.named_modules():
             hooks = _Hooks(recorder, name)
-            handles = [part.register_forward_pre_hook(hooks.enter), part.register_forward_hook(hooks.leave)]
+            handles = [
+                part.register_forward_pre_hook(hooks.enter),
+                part.register_forward_hook(hooks.leave, always_call=True),
+            ]
             if part is model:
                 handles.append(part.register_forward_pre_hook(hooks.note_inputs, with_kwargs=True))
             for handle in handles:

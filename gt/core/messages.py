@@ -13,6 +13,7 @@ A record declares what other modules need to know about it, and `gt.core.message
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, TypeAlias, Union
 
 from msgspec import Meta, Struct
@@ -75,12 +76,18 @@ class Hello(_Record, frozen=True):
 
 
 class WorkerInfo(Struct, array_like=True, frozen=True):
-    """A worker, as a client sees it."""
+    """A worker, as a client sees it. A worker that `overlaps` computes while its exchanges go on."""
 
     worker: int
     device: Name
     host: Name
     pid: int
+    overlaps: bool = False
+
+
+def can_overlap(workers: Sequence[WorkerInfo]) -> bool:
+    """Whether workers compute while exchanges among them go on. Those that share memory do not, as they copy."""
+    return all(worker.overlaps for worker in workers) or len({worker.host for worker in workers}) > 1
 
 
 class Welcome(_Record, frozen=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_DISPATCHER_ID, MAX_RESULTS, SESSION_SHIFT, session_of, short_id
-from gt.core.messages import Collective, Failure, WorkerInfo, WorkerJoinStore
+from gt.core.messages import Collective, Failure, WorkerInfo, WorkerJoinStore, can_overlap
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoWorkers, UnknownId
 from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpFacts, OpRecord, PlanKey, SubsetOp
 from gt.dispatcher.planner import TensorMove
@@ -59,11 +59,10 @@ class State(TensorLosses):
         ident = self.workers_joined
         self.undo.assign(self, "workers_joined", ident + 1)
         worker = WorkerRecord(
-            WorkerInfo(ident, device, host, pid),
+            WorkerInfo(ident, device, host, pid, overlaps),
             DeviceMesh([1], ["w"], [ident]),
             ready=False,
             memory=memory,
-            overlaps=overlaps,
         )
         self.undo.put(self.workers, ident, worker)
         return worker
@@ -99,9 +98,8 @@ class State(TensorLosses):
         return self.workers[min(ready, key=lambda ident: (loads[ident], ident))].solo_mesh
 
     def overlaps(self, mesh: DeviceMesh) -> bool:
-        """Whether the workers of a mesh compute while their exchanges go on. Workers that share memory do not."""
-        workers = [self.workers[worker] for worker in mesh.workers]
-        return all(worker.overlaps for worker in workers) or len({worker.info.host for worker in workers}) > 1
+        """Whether the workers of a mesh compute while their exchanges go on."""
+        return can_overlap([self.workers[worker].info for worker in mesh.workers])
 
     def lost_peer(self, failure: Failure) -> int | None:
         """The lost worker that explains a failed exchange, if there is one."""

@@ -3,12 +3,13 @@ exist, and the commands that it would send are priced. So a prediction and a run
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gt.core.errors import GTError
-from gt.core.ids import session_of
+from gt.core.ids import is_dispatcher_id, session_of
 from gt.core.messages import (
     BeginModule,
     BeginStep,
@@ -31,16 +32,17 @@ from gt.core.messages import (
     WorkerDefineProgram,
 )
 from gt.core.meta import ITEM_BYTES, TensorMeta
-from gt.core.signatures import Compute, Move, Program, Signature, Whole
+from gt.core.signatures import Compute, Move, Program, ProgramStep, Signature, Whole
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient
 from gt.sharding.calibration import Calibration
 from gt.sharding.op_calls import OpCall
 from gt.sharding.optimizer.op_costs import call_seconds, step_seconds
 from gt.sharding.optimizer.recorded_steps import ENTER, GRADIENT, INPUT, LEAVE, OUTPUT, ModuleMark, RecordedSteps
+from gt.sharding.optimizer.step_timeline import StepTimeline
 from gt.sharding.reshard import plan_reshard
 from gt.sharding.rules import rule_of
-from gt.sharding.spec import DeviceMesh, ShardingSpec, spec_of, whole
+from gt.sharding.spec import DeviceMesh, ShardingSpec, largest_local_shape, spec_of, whole
 from gt.sharding.strategies import project
 from gt.sharding.view_layouts import base_layout
 from gt.signals.config import ModelConfig
@@ -51,7 +53,7 @@ _REPLAYED = (RunOp, Redistribute, FreeTensors, NoteGradient, BeginStep, EndStep)
 
 class CollectiveCost(NamedTuple):
     """One communication step: its kind and axes, the bytes that all workers together receive, its time, the op and the
-    line that cause it, and the module."""
+    line that cause it, the module, and the part of its time in which workers wait for it and do not compute."""
 
     kind: str
     axes: tuple[str, ...]
@@ -60,6 +62,7 @@ class CollectiveCost(NamedTuple):
     op: str
     line: str
     module: str
+    waits: float = 0.0
 
 
 class ReplayedStep(NamedTuple):
@@ -77,7 +80,8 @@ class ReplayedStep(NamedTuple):
 
     @property
     def communication_seconds(self) -> float:
-        return sum([each.seconds for each in self.collectives])
+        """The time in which workers wait for each other, and do not compute."""
+        return sum([each.waits for each in self.collectives])
 
     @property
     def nbytes(self) -> int:
@@ -103,10 +107,12 @@ class _MoveStep(NamedTuple):
 
 
 class _ProgramCost(NamedTuple):
-    """The time of a program's computation, and its communication."""
+    """The time of a program's computation, and its communication. `collective` is the kind of exchange that may go on
+    while the worker computes; empty if the program does anything else."""
 
     compute: float
     moves: tuple[_MoveStep, ...]
+    collective: str = ""
 
 
 class _Replay:
@@ -119,14 +125,14 @@ class _Replay:
         self._machine = machine
         self._dispatcher = Dispatcher()
         for _ in range(workers):
-            number, _ = self._dispatcher.join_worker("cpu", "here", 1)
+            number, _ = self._dispatcher.join_worker("cpu", "here", 1, overlaps=machine.overlap > 0)
             self._dispatcher.make_ready(number)
         self._session = self._open_session()
         self._layouts = self._parameter_layouts()
         self._cut = {ident for ident, spec in self._layouts.items() if any(spec.dims)}
         self._inputs = {mark.ident for mark in steps.marks if mark.kind == INPUT}
         self._costs: dict[int, _ProgramCost] = {}
-        self._compute = 0.0
+        self._timeline = StepTimeline(machine.overlap)
         self._collectives: list[CollectiveCost] = []
         self._modules: defaultdict[str, float] = defaultdict(float)
         self._stack: list[str] = []
@@ -170,10 +176,13 @@ class _Replay:
                 next_mark += 1
             self._tell(list(self._translated(instruction)), getattr(instruction, "site", 0))
             self._follow(instruction)
-        return ReplayedStep(self._compute, tuple(self._collectives), self._peak, dict(self._modules))
+        self._timeline.finish()
+        waits = zip(self._collectives, self._timeline.waits, strict=True)
+        collectives = tuple([each._replace(waits=wait) for each, wait in waits])
+        return ReplayedStep(self._timeline.compute_seconds, collectives, self._peak, dict(self._modules))
 
     def _begin_measuring(self) -> None:
-        self._compute, self._peak = 0.0, 0
+        self._timeline, self._peak = StepTimeline(self._machine.overlap), 0
         self._collectives.clear()
         self._modules.clear()
 
@@ -202,9 +211,12 @@ class _Replay:
             if ids:
                 yield DropCopies(ids)
         elif isinstance(instruction, BeginModule):
-            ids = tuple([ident for ident in instruction.parameters if ident in self._cut])
+            ids, following = [
+                tuple([ident for ident in idents if ident in self._cut])
+                for idents in (instruction.parameters, instruction.next_parameters)
+            ]
             if ids:
-                yield BeginModule(instruction.module, ids, 0, (), instruction.site)
+                yield BeginModule(instruction.module, ids, instruction.next_module, following, instruction.site)
 
     def _with_layout(self, create: CreateTensor) -> CreateTensor:
         dims = self._config.inputs
@@ -272,12 +284,23 @@ class _Replay:
         cost = self._costs.get(run.op_id)
         if cost is None or cost.compute < 0:
             cost = self._costs[run.op_id] = self._whole_cost(run)
-        self._compute += cost.compute
         module = self._stack[-1] if self._stack else "" if self._in_update else self._backward
         self._modules[module] += cost.compute
         op = self._dispatcher.find_op(run.op_id, 0)[0]
         line = self._steps.sites.get(site, "")
-        self._collectives += [CollectiveCost(*move[:4], op, line, module) for move in cost.moves if move.nbytes]
+        moves = [move for move in cost.moves if move.nbytes]
+        self._collectives += [CollectiveCost(*move[:4], op, line, module) for move in moves]
+        self._pass_time(run, cost.compute, [move.seconds for move in moves], goes_on=_goes_on(run, cost.collective))
+
+    def _pass_time(self, run: RunOp, compute: float, exchanges: Sequence[float], *, goes_on: bool) -> None:
+        timeline = self._timeline
+        timeline.need(run.inputs)
+        for seconds in exchanges:
+            if goes_on:
+                timeline.begin(seconds, run.outputs)
+            else:
+                timeline.exchange(seconds)
+        timeline.compute(compute)
 
     def _whole_cost(self, run: RunOp) -> _ProgramCost:
         """The cost of an op on whole tensors."""
@@ -294,6 +317,7 @@ class _Replay:
     def _program_cost(self, program: Program) -> _ProgramCost:
         compute = 0.0
         moves: list[_MoveStep] = []
+        kinds = {_overlapping_kind(step) for step in program.steps}
         for step in program.steps:
             if isinstance(step, Compute) and not step.is_view:
                 call = OpCall(step.op, step.args, step.kwargs, step.inputs_meta, step.outputs_meta, step.positions)
@@ -306,7 +330,7 @@ class _Replay:
                 moves += self._move_cost(step)
         if len(moves) > 1 and len(moves) == len(program.steps):  # one exchange of several tensors
             moves = [moves[0], *[move._replace(seconds=move.seconds - move.waiting) for move in moves[1:]]]
-        return _ProgramCost(compute, tuple(moves))
+        return _ProgramCost(compute, tuple(moves), kinds.pop() if len(kinds) == 1 else "")
 
     def _move_cost(self, move: Move) -> list[_MoveStep]:
         source, target = spec_of(move.source), spec_of(move.target)
@@ -335,6 +359,27 @@ class _Replay:
                 assignment.update(project(rule, position, spec))
         specs = (*needed[: len(call.inputs)], *given)
         return call_seconds(rule, call, assignment, specs, self._machine)
+
+
+def _goes_on(run: RunOp, collective: str) -> bool:
+    """Whether workers only begin an exchange, and go on: a gather of copies, or a reduction that replaces gradients."""
+    if collective == "all-gather":
+        return all(map(is_dispatcher_id, run.outputs))
+    return collective == "all-reduce" and run.inputs == run.outputs
+
+
+def _overlapping_kind(step: ProgramStep) -> str:
+    """The kind of a step that is one exchange and may go on while a worker computes: a gather of equal parts, or a
+    sum. Other kinds need the worker."""
+    if not isinstance(step, Move):
+        return ""
+    source, shape = spec_of(step.source), step.meta.shape
+    plan = plan_reshard(shape, ITEM_BYTES[step.meta.dtype], source, spec_of(step.target))
+    kinds = [each.kind for each in plan.steps]
+    if kinds == ["all-gather"]:
+        parts = math.prod([source.mesh.axis_size(axis) for axis in source.axes])
+        return "all-gather" if parts * math.prod(largest_local_shape(source, shape)) == math.prod(shape) else ""
+    return "all-reduce" if kinds == ["all-reduce"] and source.kind == "sum" else ""
 
 
 def _call_of(signature: Signature, metas: Sequence[TensorMeta]) -> OpCall:

@@ -13,14 +13,13 @@ from gt.sharding.spec import DeviceMesh
 class WorkerRecord:
     """A worker that has joined. `known_ops` are the ids of the ops that were defined on the worker. A worker that is
     not `ready` cannot exchange tensors with others yet and gets no work. `solo_mesh` is the mesh of this worker only.
-    `memory` are the bytes of its device (0: not known). A worker that `overlaps` computes while its exchanges go on."""
+    `memory` are the bytes of its device (0: not known)."""
 
     info: WorkerInfo
     solo_mesh: DeviceMesh
     ready: bool = True
     known_ops: set[int] = field(default_factory=set)
     memory: int = 0
-    overlaps: bool = False
 
 
 class DeadWorker(NamedTuple):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-import sys
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +15,25 @@ import torch
 
 from gt.client import active_session
 from gt.client.layouts import mesh as make_mesh
+from gt.client.model_layout import check_layouts
 from gt.client.step_objects import find_step_objects
 from gt.client.step_recorder import record_steps
 from gt.client.tracebacks import ends_on_users_line
-from gt.core.errors import LayoutError, SettingsError
-from gt.launch.calibration import stored_calibration
+from gt.core.errors import LayoutError, SessionError, SettingsError
+from gt.core.settings import read_settings
 from gt.launch.plan_search import Candidate, PlanSearch, candidate_meshes
 from gt.launch.sharding_plan import Plan
-from gt.sharding.calibration import Calibration
+from gt.monitor.progress import open_display
+from gt.sharding.calibration import Calibration, stored_calibration
 from gt.sharding.optimizer.recorded_program import program_of
 from gt.sharding.optimizer.simple_solver import AUTO, SimpleSolver
 from gt.sharding.spec import DeviceMesh
 from gt.signals.config import Config, ModelConfig
 from gt.signals.parser import read_config
 from gt.signals.registry import registry
+from gt.wire.long_waits import told_in_background
 
+_AXES = ("dp", "tp", "pp", "ep")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
@@ -36,8 +42,8 @@ _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 def auto_shard(
     step: Callable[..., Any],
     *args: Any,
-    mesh: DeviceMesh | Sequence[int] | str | None = None,
-    memory: int | str | None = None,
+    mesh: DeviceMesh | Sequence[int] | int | str | None = None,
+    memory: float | str | None = None,
     model: torch.nn.Module | None = None,
     constraints: Config | ModelConfig | str | os.PathLike[str] | None = None,
     machine: Calibration | None = None,
@@ -54,6 +60,7 @@ def auto_shard(
     - `constraints`: layouts that are fixed: a signals file, or its `model` section; without it, what is configured
     - `machine`: the speeds of the workers; without it, those that `gt.calibrate()` has stored
     - `method`: "auto", "exact" or "fast"; `seconds` limits a linear program
+    - `progress`: is called with lines that tell how far planning is; without it, a terminal or a notebook shows them
 
     >>> gt.init(workers=4, mode="shapes")
     >>> model = gt.to(torch.nn.Linear(64, 64))
@@ -61,40 +68,64 @@ def auto_shard(
     >>> plan.mesh.shape, plan.gap < 0.01
     ((2, 2), True)
     """
-    show = progress or _show_on_terminal()
+    with _told(progress) as show:
+        return _plan(step, args, mesh, memory, model, constraints, machine, method, seconds, show)
+
+
+def _plan(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    mesh: DeviceMesh | Sequence[int] | int | str | None,
+    memory: float | str | None,
+    model: torch.nn.Module | None,
+    constraints: Config | ModelConfig | str | os.PathLike[str] | None,
+    machine: Calibration | None,
+    method: str,
+    seconds: float,
+    show: Callable[[str], None],
+) -> Plan:
     limit = None if memory is None else parse_bytes(memory)
+    solver = SimpleSolver(method, seconds, show)
     objects = find_step_objects(step, args, model)
     fixed = _fixed_layouts(constraints)
-    meshes = _meshes(mesh, fixed)
+    calibration = machine or stored_calibration() or Calibration()
+    meshes = _meshes(mesh, fixed, are_axes_alike=not calibration.axes)
     show("recording the step")
     steps = record_steps(step, args, objects)
+    if fixed is not None:
+        check_layouts(objects.model, fixed, meshes[0])
     program = program_of(steps)
+    if not program.names:
+        raise SessionError(
+            f"the step does not use the parameters of {type(objects.model).__name__}; name the model of the step with "
+            "model="
+        )
     show(f"{len(program.ops)} ops, {len(program.names)} parameters")
-    calibration = machine or stored_calibration() or Calibration()
     workers = len(active_session.current().workers)
-    solver = SimpleSolver(method, seconds, show)
     search = PlanSearch(steps, program, workers, calibration, limit, fixed, solver, show)
     found: list[Candidate] = [candidate for each in meshes for candidate in search.candidates(each)]
-    if not found:
-        raise LayoutError(
-            f"no layout was found in which a worker holds at most {limit:,} bytes; allow more memory, use more "
-            "workers, or smaller batches"
-        )
     found.append(search.refine(found, seconds / 5))
-    return Plan(search, found, steps, program, calibration, limit, objects)
+    if not search.fits(found[-1]):
+        raise LayoutError(
+            f"no layout was found in which a worker holds at most {limit:,} bytes; the smallest of those compared "
+            f"takes {found[-1].cost.peak:,}. Allow more memory, use more workers, or smaller batches"
+        )
+    return Plan(search, list(filter(search.fits, found)), steps, program, calibration, limit, objects)
 
 
-def parse_bytes(text: int | str) -> int:
-    """A number of bytes: 1000, "16 GiB", "500 MB"."""
-    if isinstance(text, int):
-        return text
-    match = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].upper() not in _UNITS:
-        raise SettingsError(f"{text!r} is no amount of memory; write it as in '16 GiB' or '500 MB'")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+def parse_bytes(amount: float | str) -> int:
+    """A number of bytes: 1000, 16e9, "16 GiB", "500 MB"."""
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z]*)\s*", amount) if isinstance(amount, str) else None
+    if match is not None and match[2].upper() in _UNITS:
+        amount = float(match[1]) * _UNITS[match[2].upper()]
+    if isinstance(amount, str) or not 1 <= amount < math.inf:
+        raise SettingsError(f"{amount!r} is no amount of memory; write it as in '16 GiB' or '500 MB'")
+    return int(amount)
 
 
-def _meshes(mesh: DeviceMesh | Sequence[int] | str | None, fixed: ModelConfig | None) -> list[DeviceMesh]:
+def _meshes(
+    mesh: DeviceMesh | Sequence[int] | int | str | None, fixed: ModelConfig | None, *, are_axes_alike: bool
+) -> list[DeviceMesh]:
     workers = [info.worker for info in active_session.current().workers]
     if isinstance(mesh, DeviceMesh):
         return [mesh]
@@ -102,9 +133,17 @@ def _meshes(mesh: DeviceMesh | Sequence[int] | str | None, fixed: ModelConfig | 
         if fixed is not None and fixed.mesh is not None:
             sizes = [size for _, size in fixed.mesh]
             return [make_mesh(sizes, [name for name, _ in fixed.mesh], fixed.workers or ())]
-        return candidate_meshes(workers)
-    shape = [int(part) for part in mesh.split("x")] if isinstance(mesh, str) else list(mesh)
-    return [make_mesh(shape, ("dp", "tp", "pp", "ep")[: len(shape)] if len(shape) > 1 else ("dp",))]
+        return candidate_meshes(workers, are_axes_alike=are_axes_alike)
+    shape = _parse_shape(mesh) if isinstance(mesh, str) else [mesh] if isinstance(mesh, int) else list(mesh)
+    return [make_mesh(shape, _AXES[: len(shape)] if len(shape) <= len(_AXES) else ())]
+
+
+def _parse_shape(text: str) -> list[int]:
+    """The shape that "2x4" says."""
+    try:
+        return [int(part) for part in text.split("x")]
+    except ValueError:
+        raise SettingsError(f"{text!r} is no shape of a mesh; write it as in '2x4', or give it as (2, 4)") from None
 
 
 def _fixed_layouts(constraints: Config | ModelConfig | str | os.PathLike[str] | None) -> ModelConfig | None:
@@ -117,8 +156,12 @@ def _fixed_layouts(constraints: Config | ModelConfig | str | os.PathLike[str] | 
     return read_config(Path(constraints), registry.current().signals).model
 
 
-def _show_on_terminal() -> Callable[[str], None]:
-    """Lines on stderr, if a person reads it."""
-    if not sys.stderr.isatty():
-        return lambda line: None
-    return lambda line: print(f"gt: {line}", file=sys.stderr, flush=True)
+@contextmanager
+def _told(progress: Callable[[str], None] | None) -> Iterator[Callable[[str], None]]:
+    """Inside, lines go to the user's function or, if planning takes long, to the line of a terminal or a notebook."""
+    if progress is not None:
+        yield progress
+        return
+    last = deque(["the step"], maxlen=1)
+    with told_in_background(open_display(read_settings().progress), lambda: f"planning: {last[0]}"):
+        yield last.append

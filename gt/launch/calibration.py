@@ -14,23 +14,14 @@ from gt.client.layouts import mesh as make_mesh
 from gt.client.tensor import Tensor, to_gt
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError
-from gt.sharding.calibration import Calibration, format_calibration, read_calibration
+from gt.core.messages import can_overlap
+from gt.sharding.calibration import Calibration, calibration_path, format_calibration
 from gt.sharding.spec import ShardingSpec, whole
 
 _SIZE = 512  # of the products that are timed
 _LARGE = 1 << 22  # elements of a large tensor
-_REPEATS = 5
-
-
-def calibration_path() -> Path:
-    """The file of the stored calibration: private to the user."""
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    return Path(cache) / "gt" / "calibration.json"
-
-
-def stored_calibration() -> Calibration | None:
-    """The calibration that `gt.calibrate()` has stored; None if there is none."""
-    return read_calibration(calibration_path())
+_REPEATS = 15  # the shortest counts: other programs may run
+_SIDE = 2048  # of the weight whose gradient is reduced while products go on: more than a bucket
 
 
 @ends_on_users_line
@@ -73,7 +64,8 @@ def _measure(count: int, source: str) -> Calibration:
     }
     if count == 1:
         return Calibration(**speeds)  # type: ignore[arg-type]
-    return Calibration(**speeds, **_measure_links(small, large, count))  # type: ignore[arg-type]
+    overlap = _measure_overlap(square, product, count) if can_overlap(active_session.current().workers) else 0.0
+    return Calibration(**speeds, **_measure_links(small, large, count), overlap=overlap)  # type: ignore[arg-type]
 
 
 def _measure_links(small: Tensor, large: Tensor, count: int) -> dict[str, float]:
@@ -86,6 +78,30 @@ def _measure_links(small: Tensor, large: Tensor, count: int) -> dict[str, float]
     gathered = max(_best(lambda: cut.redistribute(placements=everywhere)) - fixed, 1e-9)
     received = 4 * large.numel() * (count - 1) / count
     return {"message_seconds": fixed / (count - 1), "link_bandwidth": received / gathered}
+
+
+def _measure_overlap(square: Tensor, product: float, count: int) -> float:
+    """The share of the time of a reduction of gradients in which workers compute products: how much less both together
+    take than one after the other."""
+    mesh = make_mesh(count)
+    weight = to_gt(torch.rand(_SIDE, _SIDE), whole(mesh, 2)).requires_grad_()
+    rows = to_gt(torch.rand(count, _SIDE), ShardingSpec(mesh, [mesh.axis_names, ()]))
+
+    def reduce() -> None:
+        weight.grad = None
+        (rows @ weight).sum().backward()
+
+    def compute() -> list[torch.Tensor]:
+        return [square @ square for _ in range(products)]
+
+    def do_both() -> list[torch.Tensor]:
+        reduce()
+        return compute()
+
+    reduced = _best(reduce)
+    products = max(1, round(reduced / product))
+    computed, both = _best(compute), _best(do_both)
+    return min(max((reduced + computed - both) / min(reduced, computed), 0.0), 1.0)
 
 
 def _chain(tensor: Tensor, length: int) -> torch.Tensor:

@@ -4,7 +4,6 @@ planner, in a replay of the steps, tells what they and a few standard ones cost.
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,36 +68,59 @@ class PlanSearch:
         self._costs: dict[tuple[DeviceMesh, ModelConfig], ReplayedStep] = {}
 
     def candidates(self, mesh: DeviceMesh) -> list[Candidate]:
-        """The candidates on a mesh that stay within memory, the fastest first."""
+        """The candidates on a mesh, the fastest first."""
         found = [self.evaluate(mesh, config, origin) for origin, config in self._standard(mesh)]
-        graph = build_graph(self._program, mesh, self._machine, self._fixed_layouts(mesh))
+        fixed, overlap = self._fixed_layouts(mesh), self._machine.overlap
+        for hidden in (overlap, 0.0) if overlap else (0.0,):  # backward may be too short to hide all reductions
+            found += self._solved(mesh, build_graph(self._program, mesh, self._machine, fixed, hidden))
+        for each in found:
+            self._progress(f"{_shape(mesh)}: {each.origin}: {each.cost.seconds * 1e3:.3f} ms")
+        return sorted(found, key=lambda each: each.cost.seconds)
+
+    def _solved(self, mesh: DeviceMesh, graph: StrategyGraph) -> list[Candidate]:
+        """What the solver proposes for a choice problem; if the replay exceeds the limit of memory, with less of it."""
         self._progress(f"{_shape(mesh)}: {len(graph.variables)} variables, {len(graph.model.pairs)} pairs")
         limit = None if self._limit is None else float(self._limit)
+        found: list[Candidate] = []
         for _ in range(_TRIES):
             proposed = list(self._proposed(mesh, graph, limit))
             found += proposed
             if limit is None or self._limit is None or not proposed or any(map(self.fits, proposed)):
                 break
             limit *= _MARGIN * self._limit / min(each.cost.peak for each in proposed)
-        for each in found:
-            self._progress(f"{_shape(mesh)}: {each.origin}: {each.cost.seconds * 1e3:.3f} ms")
-        return sorted(filter(self.fits, found), key=lambda each: each.cost.seconds)
+        return found
 
     def refine(self, candidates: Sequence[Candidate], seconds: float) -> Candidate:
-        """The fastest candidate, improved: entries are left out or taken from other candidates as long as that makes
-        the replayed step faster, for some seconds."""
-        best, *others = sorted(candidates, key=lambda each: each.cost.seconds)
-        others = [each for each in others if each.mesh is best.mesh]
+        """The fastest candidate within memory, improved: entries are left out or taken from other candidates as long as
+        that makes the replayed step faster, for some seconds. If none is within memory, the smallest one is first made
+        smaller in the same way."""
         deadline = time.monotonic() + seconds
-        is_improved = True
-        while is_improved:
+        fitting = list(filter(self.fits, candidates))
+        if not fitting:
+            smallest = min(candidates, key=lambda each: each.cost.peak)
+            fitting = [self._improve(smallest, candidates, lambda each: each.peak, deadline, self.fits)]
+        fastest = min(fitting, key=lambda each: each.cost.seconds)
+        return (
+            self._improve(fastest, candidates, lambda each: each.seconds, deadline) if self.fits(fastest) else fastest
+        )
+
+    def _improve(
+        self,
+        best: Candidate,
+        candidates: Sequence[Candidate],
+        measure: Callable[[ReplayedStep], float],
+        deadline: float,
+        is_enough: Callable[[Candidate], bool] = lambda _: False,
+    ) -> Candidate:
+        others = [each.config for each in candidates if each.mesh is best.mesh and each.config is not best.config]
+        must_fit, is_improved = self.fits(best), True
+        while is_improved and not is_enough(best):
             is_improved = False
-            tried_configs = (*self._without_module(best.config), *_variants(best.config, [e.config for e in others]))
-            for config in tried_configs:
+            for config in (*self._without_module(best.config), *_variants(best.config, others)):
                 if time.monotonic() > deadline:
                     return best
                 tried = self.evaluate(best.mesh, self._with_fixed(config), REFINED, best.solution)
-                if self.fits(tried) and tried.cost.seconds < best.cost.seconds * _BETTER:
+                if (self.fits(tried) or not must_fit) and measure(tried.cost) < measure(best.cost) * _BETTER:
                     self._progress(f"{_shape(best.mesh)}: {REFINED}: {tried.cost.seconds * 1e3:.3f} ms")
                     best, is_improved = tried, True
                     break
@@ -335,9 +357,9 @@ def _shape(mesh: DeviceMesh) -> str:
     return "x".join(map(str, mesh.shape))
 
 
-def candidate_meshes(workers: Sequence[int], names: tuple[str, str] = ("dp", "tp")) -> list[DeviceMesh]:
-    """The grids of two axes over some workers. Grids whose axes are exchanged cost the same, so the first axis is not
-    larger than the second."""
+def candidate_meshes(workers: Sequence[int], *, are_axes_alike: bool = True) -> list[DeviceMesh]:
+    """The grids of two axes over some workers. Grids whose axes are exchanged cost the same if the axes are alike; then
+    the first axis is not larger than the second."""
     count = len(workers)
-    sizes = [size for size in range(1, math.isqrt(count) + 1) if count % size == 0]
-    return [DeviceMesh([size, count // size], names, workers) for size in sizes]
+    sizes = [size for size in range(1, count + 1) if count % size == 0 and (size * size <= count or not are_axes_alike)]
+    return [DeviceMesh([size, count // size], ("dp", "tp"), workers) for size in sizes]

@@ -19,7 +19,7 @@ from gt.client.tensor import Tensor
 from gt.core.errors import SignalError, nearest
 from gt.core.readable_units import print_bytes
 from gt.dispatcher.step_replay import ReplayedStep
-from gt.launch.plan_search import Candidate, PlanSearch
+from gt.launch.plan_search import DATA_PARALLEL, FULLY_SHARDED, REFINED, SOLVER, Candidate, PlanSearch
 from gt.sharding.calibration import Calibration
 from gt.sharding.constraints import Constraint, DimConstraint
 from gt.sharding.hierarchical_propagation import Propagation, run_hierarchical_propagation_pass
@@ -33,6 +33,13 @@ from gt.signals.config_text import dims_text, model_text
 from gt.signals.parser import read_config
 from gt.signals.registry import registry
 from gt.signals.resolution import resolve_activation, resolve_spec
+
+_ORIGINS = {
+    SOLVER: "proposed by the solver",
+    DATA_PARALLEL: "the data parallel plan",
+    FULLY_SHARDED: "the fully sharded plan",
+    REFINED: "refined entry by entry",
+}
 
 
 class Alternative(NamedTuple):
@@ -263,7 +270,7 @@ class Plan:
         return (
             f"{_summary(self)}\n"
             f"{_ms(best.cost.compute_seconds)} of computation, {_ms(best.cost.communication_seconds)} of "
-            f"communication; by the {best.origin}, gap {self.gap:.2%}\n"
+            f"communication; {_ORIGINS[best.origin]}, gap {self.gap:.2%}\n"
             f"machine: {self.machine}"
         )
 
@@ -274,7 +281,7 @@ class Plan:
         for pattern in [*own_patterns, *[entry.pattern for entry in self.config.outputs]]:
             own = [c for c in self._best.cost.collectives if _is_of(c.module, pattern)]
             if own:
-                notes[pattern] = f"{print_bytes(sum(c.nbytes for c in own))}, {_ms(sum(c.seconds for c in own))}"
+                notes[pattern] = f"{print_bytes(sum(c.nbytes for c in own))}, {_ms(sum(c.waits for c in own))}"
         return notes
 
     def _entries(self) -> Iterator[tuple[str, str]]:
@@ -298,7 +305,7 @@ class Plan:
             what = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "-"
             if own:
                 what += f": {print_bytes(sum(each.nbytes for each in own))}"
-            waits = sum(each.seconds for each in own)
+            waits = sum(each.waits for each in own)
             rows.append(
                 (pattern or "(outside of modules)", self._layouts_of(members[0]), _ms(compute), _ms(waits), what)
             )

@@ -57,7 +57,7 @@ def solve(options: argparse.Namespace, workers: int) -> Any:
         memory=options.memory,
         constraints=options.constraints,
         method=options.method,
-        progress=lambda line: print(f"gt: {line}", file=sys.stderr),
+        progress=None if sys.stderr.isatty() else lambda line: print(f"gt: {line}", file=sys.stderr),
     )
 
 

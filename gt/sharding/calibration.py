@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `op_seconds`: the time that an op takes even if it is small
     - `message_seconds`, `link_bandwidth`: the time of a message, and bytes a second that a worker receives
     - `axes`: the same two for mesh axes with other links, by name
+    - `overlap`: the share of an exchange's time in which a worker can compute, where GT lets exchanges go on by
+      themselves: 0 for CPU workers that share memory, since they copy, and 1 for links that need no worker
     - `source`: where the numbers come from
 
     >>> print(gt.Calibration(flops=1e12, link_bandwidth=10e9))
@@ -33,12 +36,15 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message_seconds: float = 50e-6
     link_bandwidth: float = 2e9
     axes: dict[str, tuple[float, float]] = {}
+    overlap: float = 0.0
     source: str = ASSUMED
 
     def __post_init__(self) -> None:
         for name in ("flops", "memory_bandwidth", "link_bandwidth"):
             if not getattr(self, name) > 0:
                 raise SettingsError(f"{name} of a calibration has to be more than 0, not {getattr(self, name)!r}")
+        if not 0 <= self.overlap <= 1:
+            raise SettingsError(f"overlap of a calibration is a share from 0 to 1, not {self.overlap!r}")
 
     def link(self, axes: tuple[str, ...]) -> LinkSpeed:
         """The slowest link along some axes."""
@@ -46,11 +52,23 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return LinkSpeed(max(alpha for alpha, _ in found), 1 / min(bandwidth for _, bandwidth in found))
 
     def __str__(self) -> str:
+        overlap = f", {self.overlap:.0%} overlap" if self.overlap else ""
         return (
             f"{self.flops / 1e9:.1f} GFLOP/s, memory {self.memory_bandwidth / 1e9:.1f} GB/s, "
             f"{self.op_seconds * 1e6:.0f} us an op; links {self.link_bandwidth / 1e9:.2f} GB/s, "
-            f"{self.message_seconds * 1e6:.0f} us a message ({self.source})"
+            f"{self.message_seconds * 1e6:.0f} us a message{overlap} ({self.source})"
         )
+
+
+def calibration_path() -> Path:
+    """The file of the stored calibration: private to the user."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    return Path(cache) / "gt" / "calibration.json"
+
+
+def stored_calibration() -> Calibration | None:
+    """The calibration that `gt.calibrate()` has stored; None if there is none."""
+    return read_calibration(calibration_path())
 
 
 def read_calibration(path: Path) -> Calibration | None:

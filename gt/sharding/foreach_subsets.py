@@ -26,10 +26,17 @@ def is_foreach(signature: Signature) -> bool:
     return signature.op.startswith("aten._foreach_")
 
 
+def is_one_by_one(signature: Signature) -> bool:
+    """Whether an op computes each position of its lists by itself: foreach ops, and fused optimizers, some of whose
+    lists may be empty."""
+    return is_foreach(signature) or signature.op.startswith("aten._fused_")
+
+
 def first_list_inputs(signature: Signature) -> tuple[int, ...]:
     """The inputs in the first list of tensors, one for each position; an op that writes, writes to these. Empty if the
-    lists differ in length, or if there is not one result for each position."""
-    lists = [arg.values for arg in (*signature.args, *signature.kwargs.values()) if isinstance(arg, ListArg)]
+    lists differ in length, apart from empty ones, or if there is not one result for each position."""
+    arguments = (*signature.args, *signature.kwargs.values())
+    lists = [arg.values for arg in arguments if isinstance(arg, ListArg) and arg.values]
     found = [[value.index for value in values if isinstance(value, Input)] for values in lists]
     first = next(filter(None, found), [])
     is_regular = {len(values) for values in lists} == {len(first)} and len(signature.outputs) in (0, len(first))
@@ -68,7 +75,8 @@ def subset_of(signature: Signature, chosen: Sequence[int]) -> ForeachSubset:
 
 
 def _chosen(arg: Arg, positions: Sequence[int]) -> Arg:
-    return ListArg(tuple([arg.values[position] for position in positions])) if isinstance(arg, ListArg) else arg
+    is_list = isinstance(arg, ListArg) and arg.values
+    return ListArg(tuple([arg.values[position] for position in positions])) if is_list else arg  # type: ignore[union-attr]
 
 
 def _renumbered(arg: Arg, inputs: dict[int, int], scalars: dict[int, int]) -> Arg:

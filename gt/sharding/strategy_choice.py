@@ -7,19 +7,22 @@ use it.
 from __future__ import annotations
 
 import functools
-import itertools
+import logging
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gt.core.errors import SettingsError
 from gt.core.settings import read_settings
-from gt.sharding.calibration import Calibration
+from gt.sharding.calibration import Calibration, stored_calibration
 from gt.sharding.constraints import Constraint
 from gt.sharding.cost import memory_bytes, reshard_bytes
 from gt.sharding.factors import OpShardingRule
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.sharding.strategies import OpOperand, OpResult, OpStrategy, axes_in_use, strategies_of
 from gt.sharding.work import LaidOutTensor, work_of
+
+log = logging.getLogger("gt.dispatcher")
 
 
 class Choice(NamedTuple):
@@ -55,11 +58,15 @@ def propagate_sharding(
 
 
 @functools.cache
-def _chooses_by_cost() -> bool:
-    return read_settings().strategy == "cost"
-
-
-_MACHINE = Calibration()
+def _machine() -> Calibration | None:
+    """The speeds by which times are estimated, as `gt.auto_shard` has them; None if bytes alone decide."""
+    if read_settings().strategy != "cost":
+        return None
+    try:
+        return stored_calibration() or Calibration()
+    except SettingsError as error:
+        log.warning("%s. GT_STRATEGY=cost assumes %s", error, Calibration())
+        return Calibration()
 
 
 class RankedChoice(NamedTuple):
@@ -76,13 +83,10 @@ def ranked_choices(
 ) -> list[RankedChoice]:
     """All strategies in the order in which `propagate_sharding` prefers them."""
     ranks = _Ranks(rule, operands, results, mesh)
-    found: list[tuple[tuple[int, ...], RankedChoice]] = []
-    strategies = strategies_of(rule, operands, results, mesh)
-    with_idle = strategies_of(rule, operands, results, mesh, ranks.idle) if ranks.idle else ()
-    for strategy in itertools.chain(strategies, with_idle):
-        begin, moved, changed = ranks.begin(strategy)
-        rank = ranks.complete(strategy, begin[0], moved, changed)
-        found.append((rank, RankedChoice(Choice(strategy, moved), rank[2] - moved, begin[0])))
+    found = [ranks.ranked(strategy) for strategy in strategies_of(rule, operands, results, mesh)]
+    if ranks.idle and min(found, key=lambda each: each[0])[1].choice.bytes:
+        with_idle = [ranks.ranked(strategy) for strategy in strategies_of(rule, operands, results, mesh, ranks.idle)]
+        found += [each for each in with_idle if each[1].choice.bytes]
     return [ranked for _, ranked in sorted(found, key=lambda each: each[0])]
 
 
@@ -96,7 +100,7 @@ class _Ranks:
         self._operands = operands
         self._results = results
         self._mesh = mesh
-        self._by_cost = _chooses_by_cost()
+        self._machine = _machine()
         self._cut = {axis for operand in operands if operand.spec.mesh is mesh for axis in operand.spec.axes}
         targets = [result.target for result in results if isinstance(result.target, Constraint)]
         self._constrained = {axis for target in targets for axis in target.axes}
@@ -109,17 +113,21 @@ class _Ranks:
         """The better one of a strategy and the best before, with its rank; of equals the one before. A strategy that
         moves fewer bytes than `least` is left out: if it divides the work only, its later cost is not counted."""
         begin, moved, changed = self.begin(strategy)
-        if best is not None and (moved < least or (not self._by_cost and begin > best[0][:3])):
+        if best is not None and (moved < least or (self._machine is None and begin > best[0][:3])):
             return best  # the latter saves the rest of the rank for most strategies
-        later = self.complete(strategy, begin[0], moved, changed)
-        time = (self.seconds(strategy, later[2]),) if self._by_cost else ()
-        rank = (begin[0], *time, *later[1:])
+        rank, _ = self.complete(strategy, begin[0], moved, changed)
         return best if best is not None and best[0] <= rank else (rank, Choice(strategy, moved))
+
+    def ranked(self, strategy: OpStrategy) -> tuple[tuple[float, ...], RankedChoice]:
+        """A strategy as a choice, with its rank."""
+        begin, moved, changed = self.begin(strategy)
+        rank, later = self.complete(strategy, begin[0], moved, changed)
+        return rank, RankedChoice(Choice(strategy, moved), later, begin[0])
 
     def may_save_with_idle(self, rank: tuple[float, ...]) -> bool:
         """Whether a strategy that cuts the op along idle axes may be better than one of this rank. It moves a result to
         the other workers along such an axis, now or later."""
-        if self._by_cost or not self.idle:
+        if self._machine is not None or not self.idle:
             return bool(self.idle)
         least = min([math.prod(result.shape) * result.itemsize for result in self._results], default=0)
         return rank[2] > least * (min(map(self._mesh.axis_size, self.idle)) - 1)
@@ -135,11 +143,14 @@ class _Ranks:
 
     def complete(
         self, strategy: OpStrategy, constraint_rank: int, moved: int, changed: tuple[int, int]
-    ) -> tuple[int, ...]:
+    ) -> tuple[tuple[float, ...], int]:
+        """The rank, and the bytes that the results will cost later."""
         later = _rank(strategy, self._results, moved, self._cut | self._constrained, self.idle)
-        return (constraint_rank, *later, *changed, _memory(strategy, self._results))
+        machine = self._machine
+        time = (self._seconds(strategy, later[1], machine),) if machine is not None else ()
+        return (constraint_rank, *time, *later, *changed, _memory(strategy, self._results)), later[1] - moved
 
-    def seconds(self, strategy: OpStrategy, nbytes: int) -> float:
+    def _seconds(self, strategy: OpStrategy, nbytes: int, machine: Calibration) -> float:
         """The time of an op, and of the bytes that move for it now and later."""
         taken = zip(self._operands, strategy.operands, strict=True)
         given = zip(self._results, strategy.results, strict=True)
@@ -148,7 +159,7 @@ class _Ranks:
             *[LaidOutTensor(result.shape, result.itemsize, spec) for result, spec in given],
         ]
         work = work_of(self._rule, strategy.assignment, tensors)
-        return work.seconds(_MACHINE) + nbytes / self._mesh.size / _MACHINE.link_bandwidth
+        return work.seconds(machine) + nbytes / self._mesh.size / machine.link_bandwidth
 
 
 def _constraint_rank(

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import gt
 from gt.signals.registry import registry
@@ -105,3 +106,87 @@ def test_a_pattern_of_outputs_that_matches_nothing_is_a_warning(tmp_path, caplog
     load(tmp_path, 'model: {mesh: {dp: 4}, outputs: {"0": [dp], "2": [dp]}}')
     gt.to(torch.nn.Sequential(torch.nn.Linear(2, 2)))
     assert "'2' decides about no module" in caplog.text
+
+
+class Odd(torch.nn.Module):
+    """A module that runs twice and gives a dict and a tuple, and one that gives its input back."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.inner, self.same, self.run = Nested(), torch.nn.Identity(), run
+
+    def forward(self, x):
+        first = self.run(self.inner, self.same(x))
+        second = self.run(self.inner, first["y"])
+        return second["y"] + second["rest"][0] + first["rest"][1][0]
+
+
+class Nested(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return {"y": y.relu(), "rest": (y.sum(-1, keepdim=True), [y.tanh(), None, 3])}
+
+
+ODD_RUNS = {
+    "plain": lambda module, x: module(x),
+    "recomputed": lambda module, x: checkpoint(module, x, use_reentrant=False),
+}
+ODD_PLAN = """
+model:
+  mesh: {dp: 2, tp: 2}
+  "*.weight": [tp, -]
+  inputs: [dp, ...]
+  outputs: {inner: [dp, tp], same: [dp, -], "inner.linear": [dp, tp]}
+"""
+
+
+@pytest.mark.parametrize("run", ODD_RUNS)
+def test_modules_that_run_twice_and_give_containers_have_torchs_values(tmp_path, run):
+    load(tmp_path, ODD_PLAN)
+    torch.manual_seed(0)
+    plain, x = Odd(ODD_RUNS[run]), torch.randn(4, 8, requires_grad=True)
+    model, found = gt.to(copy.deepcopy(plain)), []
+    model.inner.register_forward_hook(lambda module, args, out: found.append(str(out["y"].spec)))
+    for net in (plain, model):
+        net(x).square().sum().backward()
+    assert set(found) == {"dp, tp"} and len(found) in (2, 4)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_results_that_are_recomputed_have_torchs_gradients(tmp_path, reentrant):
+    load(tmp_path, PLAN)
+    torch.manual_seed(0)
+    plain = Net()
+    model, x = gt.to(copy.deepcopy(plain)), torch.randn(4, 6, 8, requires_grad=True)
+    for net in (plain, model):
+        y, total = checkpoint(net, x, use_reentrant=reentrant)
+        (y.square().sum() + total).backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_results_are_laid_out_without_gradients_too(tmp_path, mode):
+    load(tmp_path, ODD_PLAN)
+    torch.manual_seed(0)
+    plain, x = Odd(ODD_RUNS["plain"]), torch.randn(4, 8)
+    model = gt.to(copy.deepcopy(plain))
+    with mode():
+        torch.testing.assert_close(model(x).cpu(), plain(x))
+        assert str(model.inner(x)["y"].spec) == "dp, tp"
+
+
+def test_a_module_that_gives_a_leaf_back_leaves_no_hooks_on_it(tmp_path):
+    load(tmp_path, 'model: {mesh: {dp: 4}, outputs: {"*": [dp, -]}}')
+    model, x = gt.to(torch.nn.Identity()), gt.to(torch.ones(8, 4)).requires_grad_()
+    for _ in range(3):
+        model(x)
+    assert not x._backward_hooks
+    (model(x) * 2).sum().backward()
+    assert torch.equal(x.grad.cpu(), torch.full((8, 4), 2.0))

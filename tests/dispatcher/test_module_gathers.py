@@ -1,5 +1,6 @@
 """The parameters of a module are gathered together when it begins, as its ops needed them last time."""
 
+import msgspec
 import pytest
 
 from gt.core.messages import BeginModule, DropCopies, Redistribute
@@ -15,7 +16,7 @@ def model(workers=2, overlaps=False):
     """Parameters A and B of the first module and C of the second, cut over workers 0 and 1; an op that gathers."""
     harness = sharded_harness(workers)
     for record in harness.state.workers.values():
-        record.overlaps = overlaps
+        record.info = msgspec.structs.replace(record.info, overlaps=overlaps)
     for ident in (B, C):
         harness.redistribute(A, ident, "x")
     harness.define(OP, NO_RULE)

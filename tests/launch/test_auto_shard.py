@@ -1,6 +1,8 @@
 """`gt.auto_shard`: recording a step, choosing its layouts, and using them."""
 
+import contextlib
 import itertools
+import traceback
 
 import numpy as np
 import pytest
@@ -9,13 +11,16 @@ import torch
 import gt
 from gt.client.step_objects import find_step_objects
 from gt.client.step_recorder import record_steps
+from gt.dispatcher.step_replay import replay_steps
+from gt.launch import auto_shard
 from gt.launch.auto_shard import parse_bytes
 from gt.launch.plan_search import candidate_meshes
 from gt.sharding.optimizer.block_merging import MergedModel, alike
 from gt.sharding.optimizer.recorded_program import program_of
-from gt.sharding.optimizer.simple_solver import SimpleSolver, brute_force
+from gt.sharding.optimizer.simple_solver import SimpleSolver
 from gt.sharding.optimizer.strategy_graph import build_graph
 from gt.signals.registry import registry
+from gt.wire import long_waits
 from tests.auto_shard_models import gt_step, handwritten, plain_model, training_step
 
 SLOW_LINKS = gt.Calibration(flops=1e9, memory_bandwidth=1e9, op_seconds=1e-6, message_seconds=1e-6, link_bandwidth=1e8)
@@ -79,6 +84,35 @@ def test_writes_are_new_values_and_views_are_ops():
         known.update(op.outputs)
 
 
+def test_a_step_whose_shapes_depend_on_values_raises_with_its_line():
+    start(mode="virtual")
+    model = gt.to(torch.nn.Linear(4, 4))
+
+    def step(x):
+        y = model(x)
+        y[y > 0].sum().backward()
+
+    with pytest.raises(gt.SessionError, match=r"test_auto_shard.py:\d+: the result of aten.index.Tensor depends on"):
+        gt.auto_shard(step, torch.ones(4, 4))
+
+
+def test_a_step_may_end_with_its_model_and_a_module_may_raise():
+    class Fragile(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            with contextlib.suppress(RuntimeError):
+                self.inner(x[:, :2])
+            return self.inner(x)
+
+    model = gt.to(Fragile())
+    program = program_of(recorded(lambda x: model(x), gt.to(torch.ones(4, 4))))
+    assert {op.module for op in program.ops if op.call.op == "aten.addmm.default"} == {"inner"}
+    assert [boundary.kind for boundary in program.boundaries] == ["input", "output", "output"]
+
+
 def test_a_step_that_reads_a_value_raises_with_its_line():
     training = gt_step("mlp")
 
@@ -89,27 +123,45 @@ def test_a_step_that_reads_a_value_raises_with_its_line():
         gt.auto_shard(step, *training.args)
 
 
+def test_a_terminal_or_a_notebook_tells_how_far_planning_is(monkeypatch):
+    texts = []
+
+    class Display:
+        show = staticmethod(texts.append)
+
+        def clear(self):
+            texts.append("")
+
+    monkeypatch.setattr(auto_shard, "open_display", lambda is_wanted: Display() if is_wanted else None)
+    monkeypatch.setattr(long_waits, "SHOW_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(long_waits, "REFRESH_SECONDS", 0.01)
+    plan_of()
+    assert all(text.startswith("gt: planning: ") for text in texts[:-1]) and texts[-1] == ""
+    assert any("2x2: " in text for text in texts)
+    texts.clear()
+    monkeypatch.setenv("GT_PROGRESS", "0")
+    plan_of()
+    assert not texts
+
+
+def test_lines_of_progress_go_to_a_function_if_one_is_given():
+    lines = []
+    plan_of(progress=lines.append)
+    assert lines[0] == "recording the step" and any("variables" in line for line in lines)
+
+
 def test_the_model_of_a_step_has_to_be_known():
     with pytest.raises(gt.SessionError, match="name it with model="):
         gt.auto_shard(lambda: None)
+    unused = gt.to(torch.nn.Linear(2, 2))
+    with pytest.raises(gt.SessionError, match="does not use the parameters of Linear"):
+        gt.auto_shard(lambda: gt.ones(2) + 1, model=unused)
     plain = torch.nn.Linear(2, 2)
     with pytest.raises(gt.SessionError, match=r"move it with gt.to\(model\)"):
         gt.auto_shard(lambda x: plain(x), torch.ones(2, 2))
 
 
 # Choosing
-
-
-def test_the_solver_agrees_with_trying_all_strategies_of_a_small_program():
-    gt.shutdown()
-    gt.init(workers=2, mode="shapes")
-    model = gt.to(torch.nn.Linear(8, 8, bias=False))
-    program = program_of(recorded(lambda x: model(x).relu().sum(), gt.to(torch.ones(4, 8))))
-    assert 3 <= len([op for op in program.ops if not op.is_view]) <= 8
-    graph = build_graph(program, gt.mesh(2), SLOW_LINKS)
-    kept = [sorted(range(len(costs)), key=lambda n: costs[n])[:4] for costs in graph.model.unary]
-    small = graph.model.restricted(kept)
-    assert SimpleSolver("exact").solve(small).cost == pytest.approx(small.cost(brute_force(small)))
 
 
 def test_layers_that_are_alike_are_merged_without_loss():
@@ -121,6 +173,55 @@ def test_layers_that_are_alike_are_merged_without_loss():
     one, other = [SimpleSolver("fast").solve(model) for model in (graph.model, merged.model)]
     assert other.cost == pytest.approx(graph.model.cost(merged.complete(other.chosen)))
     assert other.cost <= one.cost * 1.02
+
+
+def wide_step(width=1024):
+    """A step whose gradients fill a bucket each, so that backward goes on while they are reduced."""
+    layers = [torch.nn.Linear(width, width, bias=False) for _ in range(4)]
+    model = gt.to(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return step, torch.empty(4096, width)
+
+
+def test_reductions_of_gradients_overlap_with_backward_where_links_need_no_worker():
+    step, x = wide_step()
+    steps = recorded(step, x)
+    mesh, data_parallel = gt.mesh((4,), ("dp",)), gt.ModelConfig({"dp": 4}, inputs=["dp", "..."])
+    alone, both = [
+        replay_steps(steps, data_parallel, mesh, 4, gt.Calibration(overlap=overlap)) for overlap in (0.0, 1.0)
+    ]
+    assert alone.nbytes == both.nbytes and alone.compute_seconds == pytest.approx(both.compute_seconds)
+    assert [each.waits for each in alone.collectives] == pytest.approx([each.seconds for each in alone.collectives])
+    *hidden, last = [each for each in both.collectives if each.kind == "all-reduce"]
+    assert len(hidden) == 3 and all(each.waits < 0.1 * each.seconds for each in hidden)
+    assert last.waits == pytest.approx(last.seconds, rel=0.1)  # the optimizer needs it at once
+    assert both.seconds == pytest.approx(both.compute_seconds + sum(each.waits for each in both.collectives))
+
+
+def test_gathers_of_weights_overlap_with_the_modules_before_them():
+    step, x = wide_step()
+    mesh, sizes = gt.mesh((4,), ("dp",)), {"dp": 4}
+    cut = gt.ModelConfig(sizes, parameters={"*": ["dp", "-"]}, inputs=["dp", "..."], outputs={"*": ["dp", "..."]})
+    steps = recorded(step, x)
+    both = replay_steps(steps, cut, mesh, 4, gt.Calibration(overlap=1.0))
+    gathers = [each for each in both.collectives if each.kind == "all-gather"]
+    assert len(gathers) >= 4 and sum(each.waits < 0.1 * each.seconds for each in gathers) >= 3
+
+
+def test_overlap_makes_data_parallel_plans_of_slow_links_worth_it():
+    """Half of the time of the links is hidden behind backward."""
+    step, x = wide_step()
+    alone, both = [
+        gt.auto_shard(step, x, mesh=4, seconds=2.0, machine=gt.Calibration(overlap=overlap)) for overlap in (0.0, 1.0)
+    ]
+    assert both.cost < alone.cost and both.gap < 0.05
+    assert "100% overlap" in str(both) and "overlap" not in str(alone)
 
 
 def test_a_plan_is_no_worse_than_those_of_people():
@@ -144,8 +245,14 @@ def test_little_memory_moves_it_from_whole_to_cut_weights():
 
 
 def test_memory_that_nothing_fits_is_an_error():
-    with pytest.raises(gt.LayoutError, match="no layout was found in which a worker holds at most 1,000 bytes"):
-        plan_of(memory="1 KB")
+    with pytest.raises(
+        gt.LayoutError, match="holds at most 1,000 bytes; the smallest of those compared takes"
+    ) as failure:
+        plan_of(memory="1 KB", mesh=4)
+    least = int(str(failure.value).partition("takes ")[2].partition(". ")[0].replace(",", ""))
+    assert plan_of(memory=least, mesh=4).memory <= least
+    with pytest.raises(gt.LayoutError):
+        plan_of(memory=least // 2, mesh=4)
 
 
 def test_layouts_of_the_user_are_kept():
@@ -155,10 +262,58 @@ def test_layouts_of_the_user_are_kept():
     assert plan.config.output_for("0").dims == (("dp",), ())
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "reason"),
+    [
+        ({"parameters": {"0.weight": ["-", "-", "tp"]}}, gt.SignalError, "names 3 dims, and 0.weight has the shape"),
+        ({"parameters": {"0.weight": ["xp", "-"]}}, gt.SignalError, "axis 'xp' is not in the mesh"),
+        ({"outputs": {"0": ["xp", "-"]}}, gt.SignalError, "axis 'xp' is not in the mesh"),
+        ({"inputs": ["xp", "..."]}, gt.SignalError, "axis 'xp' is not in the mesh"),
+    ],
+)
+def test_layouts_that_a_model_cannot_have_are_refused(options, error, reason):
+    with pytest.raises(error, match=reason):
+        plan_of(constraints=gt.ModelConfig({"dp": 2, "tp": 2}, **options))
+
+
+def test_a_tied_parameter_with_two_layouts_is_refused():
+    layouts = {"transformer.wte.weight": ["dp", "-"], "lm_head.weight": ["-", "tp"]}
+    fixed = gt.ModelConfig({"dp": 2, "tp": 2}, parameters=layouts)
+    with pytest.raises(gt.SignalError, match="lay out one tied parameter in two ways"):
+        plan_of("gpt2", constraints=fixed)
+
+
+def test_a_layout_of_another_mesh_is_refused():
+    with pytest.raises(gt.LayoutError, match="the fixed layouts are on the mesh {dp: 4}"):
+        plan_of(constraints=gt.ModelConfig({"dp": 4}))
+
+
+def test_a_fixed_layout_of_nothing_is_a_warning(caplog):
+    plan_of(constraints=gt.ModelConfig({"dp": 2, "tp": 2}, parameters={"0.wieght": ["dp", "-"]}))
+    assert "'0.wieght' decides about no parameter; did you mean '0.weight'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("mesh", "reason"),
+    [("2xtwo", "'2xtwo' is no shape of a mesh"), ((2, 4), "needs 8 workers, and there are"), ("0x4", "0"), (-1, "-1")],
+)
+def test_a_mesh_that_cannot_be_is_refused_on_the_users_line(mesh, reason):
+    with pytest.raises(gt.GTError, match=reason) as failure:
+        plan_of(mesh=mesh)
+    frames = traceback.extract_tb(failure.value.__traceback__)
+    assert not [frame.name for frame in frames if "/gt/" in frame.filename]
+
+
 def test_meshes_are_compared_if_none_is_given():
     plan = plan_of(mesh=None)
     assert {candidate.mesh.shape for candidate in plan.candidates} == {(1, 4), (2, 2)}
     assert [mesh.shape for mesh in candidate_meshes(range(8))] == [(1, 8), (2, 4)]
+
+
+def test_grids_with_exchanged_axes_are_compared_too_if_the_axes_differ():
+    both = [(1, 4), (2, 2), (4, 1)]
+    plan = plan_of(mesh=None, machine=gt.Calibration(axes={"dp": (1e-3, 1e8)}))
+    assert sorted({candidate.mesh.shape for candidate in plan.candidates}) == both
 
 
 # Using
@@ -232,14 +387,17 @@ def test_the_layouts_of_all_values_follow_by_propagation():
     assert {*plan.program.names} <= {*plan.propagation.layouts}
 
 
-@pytest.mark.parametrize(("text", "nbytes"), [(12, 12), ("1 KiB", 1024), ("1.5GB", 1_500_000_000), ("7", 7)])
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [(12, 12), (16e9, 16_000_000_000), ("1 KiB", 1024), ("1.5GB", 1_500_000_000), ("7", 7)]
+)
 def test_amounts_of_memory(text, nbytes):
     assert parse_bytes(text) == nbytes
 
 
-def test_an_amount_without_a_known_unit_is_refused():
-    with pytest.raises(gt.SettingsError, match="'16 apples' is no amount of memory"):
-        parse_bytes("16 apples")
+@pytest.mark.parametrize("text", ["16 apples", "1.2.3 GB", "-1 GB", "", 0, -5, float("nan"), float("inf")])
+def test_what_is_no_amount_of_memory_is_refused(text):
+    with pytest.raises(gt.SettingsError, match="is no amount of memory"):
+        parse_bytes(text)
 
 
 def test_a_calibration_is_measured_and_stored(tmp_path, monkeypatch):

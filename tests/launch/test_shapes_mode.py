@@ -42,6 +42,41 @@ def test_a_read_raises_with_its_line_and_the_reason(read, reason):
     assert f"{__file__}:" in str(raised.value) and reason in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda x: x @ torch.ones(5, 5), RuntimeError),
+        (lambda x: x.view(7), RuntimeError),
+        (lambda x: x.sum(3), IndexError),
+        (lambda x: x + torch.ones(3), RuntimeError),
+    ],
+)
+def test_a_call_that_torch_refuses_raises_torchs_error(call, error):
+    with pytest.raises(error) as raised:
+        call(gt.ones(8, 4))
+    assert not isinstance(raised.value, gt.GTError)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (torch.nn.LSTM(4, 8, batch_first=True), (2, 3, 4)),
+        (torch.nn.LayerNorm(4).bfloat16(), (2, 4)),
+        (torch.nn.GroupNorm(2, 4).half(), (2, 4, 3)),
+        (torch.nn.BatchNorm1d(4).eval(), (2, 4)),
+        (torch.nn.EmbeddingBag(8, 4), (2, 3)),
+    ],
+)
+def test_ops_whose_results_differ_by_device_have_torchs_shapes(module, shape):
+    dtype = next(module.parameters()).dtype
+    x = torch.zeros(shape, dtype=torch.int64 if isinstance(module, torch.nn.EmbeddingBag) else dtype)
+    expected = module(x)
+    result = gt.to(module)(gt.to(x))
+    one, other = [each[0] if isinstance(each, tuple) else each for each in (result, expected)]
+    assert (one.shape, one.dtype) == (other.shape, other.dtype)
+    one.float().sum().backward()
+
+
 def test_layouts_and_planned_bytes_are_those_of_a_run():
     def program():
         x, w = gt.shard(torch.ones(8, 16), mesh=gt.mesh(4), dim=0), gt.shard(torch.ones(16, 4), mesh=gt.mesh(4), dim=0)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gt.sharding.optimizer.dominated_choices import undominated_choices
 from gt.sharding.optimizer.pairwise_model import Assignment, Costs, PairwiseModel
 
 
@@ -21,7 +22,8 @@ class _Removed(NamedTuple):
 
 
 class ReducedModel:
-    """A model without the variables that could be removed. `variables` are the numbers of those that remain."""
+    """A model without the variables that could be removed, and without the dominated choices of the others, whose
+    numbers are `variables`."""
 
     def __init__(self, model: PairwiseModel) -> None:
         self._unary: list[Costs] = list(model.unary)
@@ -35,7 +37,9 @@ class ReducedModel:
         number = {variable: n for n, variable in enumerate(self.variables)}
         pairs = {(number[i], number[j]): costs for i in self.variables for j, costs in self._pairs[i].items() if i < j}
         unary = tuple([self._unary[variable] for variable in self.variables])
-        self.core = PairwiseModel(unary, pairs, tuple([np.zeros((0, len(costs))) for costs in unary]))
+        core = PairwiseModel(unary, pairs, tuple([np.zeros((0, len(costs))) for costs in unary]))
+        self._kept = undominated_choices(core)
+        self.core = core.restricted(self._kept)
 
     def _reduce(self) -> None:
         waiting = [n for n in range(len(self._unary)) if len(self._pairs[n]) <= 2]
@@ -74,8 +78,8 @@ class ReducedModel:
     def complete(self, core: Assignment) -> Assignment:
         """The best assignment of all variables, given that of the remaining ones."""
         chosen = [0] * len(self._unary)
-        for variable, choice in zip(self.variables, core, strict=True):
-            chosen[variable] = choice
+        for variable, choice, kept in zip(self.variables, core, self._kept, strict=True):
+            chosen[variable] = kept[choice]
         for variable, neighbours, best in reversed(self._removed):
             chosen[variable] = int(best[tuple([chosen[n] for n in neighbours])])
         return chosen

@@ -1,7 +1,7 @@
 """One step of a program as ops on named values, made from its instruction stream.
 
-Values are immutable: an op that writes gives a new value of the same storage. Views are ops of their own. A foreach op
-is one op for each position of its lists, since these are independent of each other."""
+Values are immutable: an op that writes gives a new value of the same storage. Views are ops of their own. A foreach op,
+or a fused optimizer, is one op for each position of its lists, since these are independent of each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gt.core.messages import (
 )
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Arg, Input, Signature, ViewStep
-from gt.sharding.foreach_subsets import first_list_inputs, is_foreach, subset_of
+from gt.sharding.foreach_subsets import first_list_inputs, is_one_by_one, subset_of
 from gt.sharding.op_calls import OpCall, functional_args, inputs_in, with_inputs
 from gt.sharding.optimizer.recorded_steps import ENTER, INPUT, LEAVE, ModuleMark, RecordedSteps
 from gt.sharding.program_builder import view_call
@@ -85,8 +85,9 @@ class RecordedProgram(NamedTuple):
 
     @property
     def trace(self) -> ProgramTrace:
-        """The program as propagation sees it."""
-        return ProgramTrace(self.values, tuple([TracedOp(op.call, op.inputs, op.outputs) for op in self.ops]))
+        """The program as propagation sees it: without writes through views, which no rule describes."""
+        ops = [TracedOp(op.call, op.inputs, op.outputs) for op in self.ops if op.call.op]
+        return ProgramTrace(self.values, tuple(ops))
 
     def of_role(self, role: str) -> list[str]:
         return [value for value, own in self.roles.items() if own == role]
@@ -133,8 +134,8 @@ class _ProgramReader:
         return names
 
     def read(self) -> RecordedProgram:
-        start, marks = self._steps.starts[-1], iter(self._steps.marks)
-        pending = [mark for mark in marks if mark.position >= start]
+        start = self._steps.starts[-1]
+        pending = list(self._steps.marks[self._steps.mark_starts[-1] :])
         for position in range(start, len(self._steps.instructions) + 1):
             self._position = position
             while pending and pending[0].position == position:
@@ -187,7 +188,7 @@ class _ProgramReader:
 
     def _run(self, run: RunOp) -> None:
         signature = self._steps.signatures[run.op_id]
-        if is_foreach(signature) and (count := len(first_list_inputs(signature))) > 1:
+        if is_one_by_one(signature) and (count := len(first_list_inputs(signature))) > 1:
             for position in range(count):
                 subset = subset_of(signature, (position,))
                 inputs = [run.inputs[each] for each in subset.inputs]

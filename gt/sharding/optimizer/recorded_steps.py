@@ -32,7 +32,7 @@ class ModuleMark(NamedTuple):
 
 class RecordedSteps(NamedTuple):
     """Some steps of a program, which are the same but for their scalars. `starts` are the positions of their first
-    instructions.
+    instructions, and `mark_starts` the numbers of their first marks: one step may end where the next one begins.
 
     - `signatures`: the ops, by id
     - `metas`: the tensors that the stream names, by id
@@ -46,6 +46,7 @@ class RecordedSteps(NamedTuple):
 
     instructions: tuple[Instruction, ...]
     starts: tuple[int, ...]
+    mark_starts: tuple[int, ...]
     marks: tuple[ModuleMark, ...]
     signatures: Mapping[int, Signature]
     metas: Mapping[int, TensorMeta]

@@ -63,9 +63,11 @@ def build_graph(
     mesh: DeviceMesh,
     machine: Calibration,
     fixed: Mapping[str, ShardingSpec] | None = None,
+    hidden: float = 0.0,
 ) -> StrategyGraph:
-    """The choice problem of a program. Values with a `fixed` layout have no other."""
-    return _GraphBuilder(program, mesh, machine, fixed or {}).build()
+    """The choice problem of a program. Values with a `fixed` layout have no other. `hidden` is the share of the time of
+    moves of gradients in which workers compute: a choice problem knows no order in time, so it is given."""
+    return _GraphBuilder(program, mesh, machine, fixed or {}, hidden).build()
 
 
 class _Provider(NamedTuple):
@@ -82,6 +84,7 @@ class _GraphBuilder:
         mesh: DeviceMesh,
         machine: Calibration,
         fixed: Mapping[str, ShardingSpec],
+        hidden: float,
     ) -> None:
         self._program = program
         self._mesh = mesh
@@ -89,6 +92,7 @@ class _GraphBuilder:
         self._key = MachineKey(machine)
         self._bucketed = MachineKey(_sharing_messages(machine))
         self._fixed = fixed
+        self._hidden = hidden
         self._builder = ModelBuilder()
         self._variables: list[GraphVariable] = []
         self._stored: dict[str, int] = {}
@@ -160,7 +164,8 @@ class _GraphBuilder:
         times = [time for _, time in strategies]
         variable = self._variable("op", str(number), [strategy.results for strategy, _ in strategies], times)
         self._ops[number] = variable
-        for position, value in enumerate(op.inputs):
+        taken = op.inputs if op.call.op else op.inputs[:1]  # a part that is written through a view comes as it is
+        for position, value in enumerate(taken):
             needed = tuple([strategy.operands[position] for strategy, _ in strategies])
             factor = 2.0 if value in op.written else 1.0  # moved to be written, and moved back
             self._take(value, _Provider(variable, needed), factor)
@@ -187,7 +192,9 @@ class _GraphBuilder:
         self._providers[value] = resting
 
     def _take(self, value: str, taker: _Provider, factor: float = 1.0) -> None:
-        self._connect(value, self._providers[value], taker, factor)
+        """Count the moves of a value to the layouts that an op needs. Results of updates are in their parameter's."""
+        giver = self._providers.get(value) or self._providers[self._groups.of_value[value]]
+        self._connect(value, giver, taker, factor)
 
     def _connect(
         self, value: str, giver: _Provider, taker: _Provider, factor: float = 1.0, machine: MachineKey | None = None
@@ -224,7 +231,8 @@ class _GraphBuilder:
             self._builder.add_costs(provider.variable, np.array(times))
         for value, parameter in self._groups.gradients:
             if value in self._providers:
-                self._connect(value, self._providers[value], self._providers[parameter], machine=self._bucketed)
+                one, other = self._providers[value], self._providers[parameter]
+                self._connect(value, one, other, 1 - self._hidden, machine=self._bucketed)
 
     def _update_seconds(self, number: int, spec: ShardingSpec) -> float:
         call = self._program.ops[number].call

@@ -108,6 +108,8 @@ def test_a_calibration_is_stored_as_a_readable_record(tmp_path):
 def test_a_speed_of_nothing_is_refused():
     with pytest.raises(SettingsError, match="flops of a calibration"):
         Calibration(flops=0)
+    with pytest.raises(SettingsError, match="overlap of a calibration is a share from 0 to 1, not 2"):
+        Calibration(overlap=2)
 
 
 def test_layers_with_one_layout_share_a_pattern():

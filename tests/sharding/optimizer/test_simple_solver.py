@@ -5,6 +5,7 @@ import pytest
 
 from gt.core.errors import SettingsError
 from gt.sharding.optimizer.block_merging import MergedModel
+from gt.sharding.optimizer.dominated_choices import undominated_choices
 from gt.sharding.optimizer.graph_reduction import ReducedModel
 from gt.sharding.optimizer.linear_program import solve_exactly
 from gt.sharding.optimizer.message_passing import _MessagePassing, approximate
@@ -84,6 +85,25 @@ def test_elimination_keeps_the_best_cost(seed):
     reduced = ReducedModel(model)
     core = brute_force(reduced.core) if reduced.core.unary else []
     assert model.cost(reduced.complete(core)) == pytest.approx(model.cost(brute_force(model)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_without_dominated_choices_the_best_cost_is_the_same(seed):
+    model = random_model(seed, variables=7, choices=6, share=0.4)
+    model = PairwiseModel(model.unary, {pair: 0.2 * costs for pair, costs in model.pairs.items()}, model.memory)
+    kept = undominated_choices(model)
+    assert all(kept) and sum(map(len, kept)) < sum(map(len, model.unary))
+    small = model.restricted(kept)
+    assert small.cost(brute_force(small)) == pytest.approx(model.cost(brute_force(model)))
+
+
+def test_of_equal_choices_one_is_kept():
+    builder = ModelBuilder()
+    for _ in range(2):
+        builder.variable([1.0, 1.0, 1.0])
+    builder.add_pair(0, 1, np.zeros((3, 3)))
+    model = PairwiseModel(tuple(builder.unary), builder.pairs, tuple([np.zeros((0, 3))] * 2))
+    assert undominated_choices(model) == [[0], [0]]
 
 
 def test_a_chain_is_eliminated_completely():
