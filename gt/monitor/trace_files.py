@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -27,7 +29,27 @@ def write_trace(path: Path, records: Iterable[Record], dropped: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     except OSError as error:
+        _remove_part(path)
         raise SettingsError(f"the trace cannot be written to {path}: {error}") from None
+
+
+def require_writable(path: Path) -> None:
+    """Find out whether a trace can be written to a file, before anything is captured for it. Raises SettingsError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            path.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise SettingsError(f"the trace cannot be written to {path}: {error}") from None
+
+
+def _remove_part(path: Path) -> None:
+    """Remove a file that could not be written to its end: no tool can read it, and it fills the disk. Devices stay."""
+    with contextlib.suppress(OSError):
+        if path.is_file() and not path.is_symlink():
+            path.unlink()
 
 
 def print_log(records: Iterable[Record]) -> str:

@@ -150,3 +150,4 @@ def test_the_variable_traces_a_whole_program(tmp_path):
     program = start("-c", "import gt; print(gt.ones(3).sum().item())", GT_TRACE="/proc/nothing/run.json")
     code, out, err = finish(program, 60)
     assert (code, out) == (0, "3.0\n") and "the trace of GT_TRACE is lost" in err
+    assert err.startswith("gt: the trace cannot be written to /proc/nothing/run.json")  # before it begins
