@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 from gt.client import active_session
@@ -86,4 +87,4 @@ def trace(path: str | Path, limit: int = 1 << 20) -> Trace:
     """
     if limit < 1:
         raise ValueError(f"a trace of {limit} events is not possible")
-    return Trace(path, limit)
+    return Trace(path, min(limit, sys.maxsize))

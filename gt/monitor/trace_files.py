@@ -27,9 +27,8 @@ def write_trace(path: Path, records: Iterable[Record], dropped: int) -> None:
         data = msgspec.json.encode(chrome_trace(records, dropped))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        _write(path, data)
     except OSError as error:
-        _remove_part(path)
         raise SettingsError(f"the trace cannot be written to {path}: {error}") from None
 
 
@@ -45,11 +44,15 @@ def require_writable(path: Path) -> None:
         raise SettingsError(f"the trace cannot be written to {path}: {error}") from None
 
 
-def _remove_part(path: Path) -> None:
-    """Remove a file that could not be written to its end: no tool can read it, and it fills the disk. Devices stay."""
-    with contextlib.suppress(OSError):
-        if path.is_file() and not path.is_symlink():
-            path.unlink()
+def _write(path: Path, data: bytes) -> None:
+    """Write a file, or none: on a full disk, and after Ctrl-C, no part of it stays, which no tool could read."""
+    try:
+        path.write_bytes(data)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if path.is_file() and not path.is_symlink():  # a device stays
+                path.unlink()
+        raise
 
 
 def print_log(records: Iterable[Record]) -> str:

@@ -24,7 +24,8 @@ def test_a_path_that_cannot_be_written_is_found_before_the_block(tmp_path, embed
 
 def test_a_trace_that_does_not_fit_on_the_disk_leaves_no_part_of_it(tmp_path, embedded, monkeypatch):
     def write_half(path, data):
-        path.open("wb").write(data[: len(data) // 2])
+        with path.open("wb") as file:
+            file.write(data[: len(data) // 2])
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.write_bytes", write_half)
@@ -34,3 +35,9 @@ def test_a_trace_that_does_not_fit_on_the_disk_leaves_no_part_of_it(tmp_path, em
     with gt.debug.timeline() as t:  # the workers record nothing any more, and can again
         gt.ones(2).sum().item()
     assert t.events
+
+
+def test_a_limit_that_is_too_large_is_none(tmp_path, embedded):
+    with gt.debug.trace(tmp_path / "run.json", limit=10**30) as t:
+        gt.ones(2).sum().item()
+    assert t.dropped == 0 and t.path.exists()

@@ -60,7 +60,7 @@ def test_without_a_program_it_says_so():
     assert (code, out) == (1, "") and "process 1 does not use GT" in err
 
 
-@pytest.mark.parametrize("options", [["--interval", "nan"], ["--interval", "0"], ["--interval", "x"]])
+@pytest.mark.parametrize("options", [["--interval", "nan"], ["--interval", "0"], ["--interval", "x"], ["--interval", "1e300"]])
 def test_an_interval_that_is_no_positive_number_is_refused(options):
     code, out, err = top("--once", *options)
     assert (code, out) == (2, "") and "number" in err and "Traceback" not in err
