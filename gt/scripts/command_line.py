@@ -11,6 +11,7 @@ from gt.core.errors import GTError
 
 LARGEST = 1_000_000
 
+
 def run_tool(name: str, work: Callable[[], int]) -> int:
     """The exit code of a tool: that of its work, or 1 after a message if it fails or is interrupted. A reader that has
     seen enough (`| head -1`) is no failure."""

@@ -45,7 +45,7 @@ SERVER_PORT = 12345  # the default of gt.server
 LINK_BYTES = 32 << 20
 SLOW_LINK = 200e6  # bytes a second between two workers of one machine
 LINKS_SHOWN = 6
-_WORKERS_REMEDY = "correct what is bad above; GT_VERBOSE=1 shows how far workers come"
+_WORKERS_REMEDY = "correct what is not good above; GT_VERBOSE=1 shows how far workers come"
 
 
 class Finding(msgspec.Struct, frozen=True):
