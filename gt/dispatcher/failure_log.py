@@ -66,6 +66,11 @@ class FailureLog:
     def _again(self, known: FailureState) -> FailureState:
         return msgspec.structs.replace(known, time=self._clock(), times=known.times + 1)
 
+    def by_origin(self, session: int) -> dict[int, FailureState]:
+        """The failures of a session that are kept, by the tensors that have no value for them."""
+        reported = [(origin, cause) for (owner, origin, _), cause in self._causes.items() if owner == session]
+        return {origin: self._kept[cause] for origin, cause in reported if cause in self._kept}
+
     def latest(self) -> tuple[FailureState, ...]:
         """The failures that are kept, the last one first."""
         return tuple(reversed(list(self._kept.values())))
