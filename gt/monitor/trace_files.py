@@ -68,5 +68,5 @@ def describe_gaps(dropped: int, missing: Sequence[int]) -> str:
         gaps.append(f"{dropped} records were over the limit and are not in it")
     if missing:
         workers = ", ".join(map(str, missing))
-        gaps.append(f"workers {workers} were busy and did not send their commands in time")
+        gaps.append(f"workers {workers} were busy, or stopped, and did not send their commands in time")
     return "; ".join(gaps)
