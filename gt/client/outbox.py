@@ -34,6 +34,7 @@ _COST_OF_EACH = FREE_BYTES // FREE_COUNT
 FREE_AT_ONCE = 1 << 14  # tensors that one FreeTensors names
 TAPE = 1024  # sent instructions that are kept for gt.debug
 
+_now, _append = time.monotonic_ns, deque.append  # looked up once: a capture needs them for each op
 _read_id = attrgetter("id")
 _is_of_closed_session = attrgetter("session.closed_because")
 
@@ -372,12 +373,12 @@ class _TimedQueue(_InstructionQueue):
     """Notes when instructions are queued; the oldest are dropped where there is no room."""
 
     def append(self, instruction: Instruction) -> None:
-        self.times.append((time.monotonic_ns(), instruction))
-        super().append(instruction)
+        self.times.append((_now(), instruction))
+        _append(self, instruction)
 
     def extend(self, instructions: Iterable[Instruction]) -> None:
         batch = list(instructions)
-        now = time.monotonic_ns()
+        now = _now()
         self.times.extend([(now, instruction) for instruction in batch])
         super().extend(batch)
 

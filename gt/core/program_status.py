@@ -6,9 +6,10 @@ import msgspec
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """A worker. `state` is `idle`, `running`, `exchanging`, `starting` or `unknown`; `op` and `site` are those of its
-    last op, and `waits_for` the workers that have not come to its exchange. Nanoseconds and bytes count from its start,
-    `nbytes` are those of the tensors it holds, and `memory` those of its device."""
+    """A worker. `state` is `idle`, `running`, `exchanging`, `stopped` (by a signal or a debugger), `starting` or
+    `unknown`; `op` and `site` are those of its last op, and `waits_for` the workers that have not come to its exchange.
+    Nanoseconds and bytes count from its start, `nbytes` are those of the tensors it holds, and `memory` those of its
+    device."""
 
     worker: int
     host: str

@@ -65,7 +65,8 @@ class PairTraffic(msgspec.Struct, frozen=True):
 
 class FailureState(msgspec.Struct, frozen=True):
     """An op that failed: where it was issued, and where it failed. `time` is in seconds since 1970; `workers` are those
-    that have reported it, -1 for the dispatcher."""
+    that have reported it, -1 for the dispatcher. An op of a line that failed in the same way several `times` is told
+    once, with the last time."""
 
     number: int
     time: float
@@ -77,6 +78,7 @@ class FailureState(msgspec.Struct, frozen=True):
     message: str
     traceback: str
     workers: tuple[int, ...]
+    times: int = 1
 
 
 class LostWorker(msgspec.Struct, frozen=True):

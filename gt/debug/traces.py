@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 from gt.client import active_session
 from gt.client.session import Session
-from gt.core.errors import SessionError
+from gt.core.errors import SessionError, SettingsError
 from gt.core.message_events import Captured
 from gt.monitor.records import records_of
-from gt.monitor.trace_files import describe_gaps, write_trace
+from gt.monitor.trace_files import describe_gaps, require_writable, write_trace
 
 log = logging.getLogger("gt.debug")
 WORKER_SECONDS = 60.0  # that the end of a trace waits for busy workers
@@ -33,13 +34,22 @@ class Trace:
         self._limit = limit
 
     def __enter__(self) -> Trace:
-        self.begin(active_session.current())
+        require_writable(self.path)
+        self._begin(active_session.current())
         return self
 
     def __exit__(self, *error: object) -> None:
         self.end()
 
     def begin(self, session: Session) -> None:
+        """Trace a whole program, which goes on without a trace if there is no place for it."""
+        try:
+            require_writable(self.path)
+        except SettingsError as error:
+            log.warning("%s", error)
+        self._begin(session)
+
+    def _begin(self, session: Session) -> None:
         assert session.captures is not None, "the launcher sets it"
         self._captures, self._session = session.captures, session
         session.outbox.flush()  # ops from before are not part of the trace
@@ -77,4 +87,4 @@ def trace(path: str | Path, limit: int = 1 << 20) -> Trace:
     """
     if limit < 1:
         raise ValueError(f"a trace of {limit} events is not possible")
-    return Trace(path, limit)
+    return Trace(path, min(limit, sys.maxsize))

@@ -62,7 +62,7 @@ def get_worker_stats() -> StatsOfWorkers:
     """
     session = active_session.current()
     answer = read_stats(session)
-    stats = StatsOfWorkers(answer.stats)
+    stats = StatsOfWorkers(sorted(answer.stats.items()))
     found = session.matcher.stats()
     deviations = {(reason, session.sites.text(site)): count for (reason, site), count in found.deviations.items()}
     stats.hot_paths = paths = HotPaths(*found[:4], deviations)

@@ -126,7 +126,8 @@ class Dispatcher:
 
     def _read_story(self, session: SessionRecord, read: ReadStory, _: Buffer | None) -> None:
         commands = self._recent_messages[session.ident].commands(session)
-        self._outgoing.answer(session.ident, tell_story(self.state, session, commands, read.request, read.id))
+        failures = self.failures.by_origin(session.ident)
+        self._outgoing.answer(session.ident, tell_story(self.state, session, commands, failures, read))
 
     def take(self) -> list[Outgoing]:
         """Messages queued before an unexpected exception."""

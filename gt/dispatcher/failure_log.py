@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 
@@ -12,39 +13,63 @@ from gt.core.program_view import FailureState
 from gt.dispatcher.session_records import SessionRecord
 
 KEPT = 64
+KEPT_CAUSES = 4096  # of reported failures, for reports of other workers
+
+_Cause: TypeAlias = tuple[int, str, str, str, str]
+"""The session, the op, the line, and the kind and message of the error."""
 
 
 class FailureLog:
-    """A failure that several workers report, or several reads, is one. `count` are all failures, also those that are
-    not kept."""
+    """A failure that several workers report, or several reads, is one. An op of a line that fails again in the same way
+    is kept once, with its number of `times`: a loop that catches its errors leaves room for others. `count` are all
+    failures, also those that are not kept."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.count = 0
         self._clock = clock
-        self._kept: dict[tuple[int, int, str], FailureState] = {}
+        self._kept: dict[_Cause, FailureState] = {}  # in the order of their last times
+        self._causes: dict[tuple[int, int, str], _Cause] = {}  # by session, origin and op
 
     def note(self, session: SessionRecord, failure: Failure) -> None:
-        key = (session.ident, failure.origin, failure.op)
-        known = self._kept.get(key)
+        line = session.site(failure.site) if failure.site else ""
+        reported = (session.ident, failure.origin, failure.op)
+        is_new = reported not in self._causes
+        cause = self._causes.setdefault(reported, (session.ident, failure.op, line, failure.kind, failure.message))
+        known = self._kept.get(cause)
         if known is not None:
-            workers = tuple(sorted({*known.workers, failure.worker}))
-            self._kept[key] = msgspec.structs.replace(known, workers=workers)
-            return
-        self.count += 1
-        self._kept[key] = FailureState(
+            known = msgspec.structs.replace(known, workers=tuple(sorted({*known.workers, failure.worker})))
+        if is_new:
+            self.count += 1
+            self._kept.pop(cause, None)
+            known = self._again(known) if known is not None else self._first(session, failure, line)
+        if known is not None:
+            self._kept[cause] = known
+        if len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]
+        if len(self._causes) > KEPT_CAUSES:
+            del self._causes[next(iter(self._causes))]
+
+    def _first(self, session: SessionRecord, failure: Failure, line: str) -> FailureState:
+        return FailureState(
             self.count,
             self._clock(),
             session.ident,
             failure.op,
             failure.inputs,
-            session.site(failure.site) if failure.site else "",
+            line,
             failure.kind,
             failure.message,
             failure.traceback,
             (failure.worker,),
         )
-        if len(self._kept) > KEPT:
-            del self._kept[next(iter(self._kept))]
+
+    def _again(self, known: FailureState) -> FailureState:
+        return msgspec.structs.replace(known, time=self._clock(), times=known.times + 1)
+
+    def by_origin(self, session: int) -> dict[int, FailureState]:
+        """The failures of a session that are kept, by the tensors that have no value for them."""
+        reported = [(origin, cause) for (owner, origin, _), cause in self._causes.items() if owner == session]
+        return {origin: self._kept[cause] for origin, cause in reported if cause in self._kept}
 
     def latest(self) -> tuple[FailureState, ...]:
         """The failures that are kept, the last one first."""

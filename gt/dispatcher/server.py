@@ -293,8 +293,10 @@ class Server:
                 self.delivery.send([ToClient(session, Waiting(f"for {', '.join(described)}"))])
 
     def _describe(self, worker: int) -> str:
-        op_id, site_id = self.peers.by_identity[self.peers.workers[worker]].progress[:2]
-        return f"worker {worker}, which is at {self.dispatcher.describe_op(op_id, site_id) or 'its start'}"
+        peer = self.peers.by_identity[self.peers.workers[worker]]
+        op_id, site_id = peer.progress[:2]
+        is_at = "was stopped at" if peer.is_of_this_machine and is_stopped(peer.hello.pid) else "is at"
+        return f"worker {worker}, which {is_at} {self.dispatcher.describe_op(op_id, site_id) or 'its start'}"
 
     # Peers that leave
 

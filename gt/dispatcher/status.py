@@ -11,10 +11,13 @@ from typing import TypeVar
 from gt.core import worker_progress
 from gt.core.ids import session_of
 from gt.core.program_status import ProgramStatus, SessionState, WorkerState
-from gt.core.worker_progress import EXCHANGING, STATE_NAMES
+from gt.core.worker_progress import EXCHANGING, STATE_NAMES, is_member
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.worker_records import WorkerRecord
+from gt.wire.process_identity import is_stopped
 
+STOPPED = "stopped"
+STOPPED_NANOSECONDS = 500_000_000  # in one state, after which it is found out whether a worker was stopped
 _ATTEMPTS = 5  # the dispatcher's thread may change a table while it is read
 
 
@@ -48,36 +51,49 @@ def read_unlocked(read: Callable[[], _Read]) -> _Read:
 
 def _workers(dispatcher: Dispatcher, progress: Mapping[int, Sequence[int]]) -> tuple[WorkerState, ...]:
     cells = {worker: tuple(cell[: worker_progress.COUNTERS]) for worker, cell in progress.items()}
-    return tuple([_worker(dispatcher, record, cells) for record in list(dispatcher.state.workers.values())])
+    records = list(dispatcher.state.workers.values())
+    names = {record.info.worker: _state_name(record, cells.get(record.info.worker, ())) for record in records}
+    return tuple([_worker(dispatcher, record, cells, names) for record in records])
 
 
-def _worker(dispatcher: Dispatcher, record: WorkerRecord, cells: Mapping[int, Sequence[int]]) -> WorkerState:
-    info = record.info
+def _state_name(record: WorkerRecord, cell: Sequence[int]) -> str:
+    if not record.ready:
+        return "starting"
+    if len(cell) < worker_progress.COUNTERS or not 0 <= cell[worker_progress.STATE] < len(STATE_NAMES):
+        return "unknown"
+    lasts = time.monotonic_ns() - cell[worker_progress.SINCE]
+    # Only a worker of this machine has a cell. One that was stopped shows what it did before.
+    if lasts > STOPPED_NANOSECONDS and record.info.pid != os.getpid() and is_stopped(record.info.pid):
+        return STOPPED
+    return STATE_NAMES[cell[worker_progress.STATE]]
+
+
+def _worker(
+    dispatcher: Dispatcher, record: WorkerRecord, cells: Mapping[int, Sequence[int]], names: Mapping[int, str]
+) -> WorkerState:
+    info, name = record.info, names[record.info.worker]
     cell = cells.get(info.worker, ())
     if len(cell) < worker_progress.COUNTERS or not record.ready:
-        name = "unknown" if record.ready else "starting"
         return WorkerState(info.worker, info.host, info.pid, info.device, record.memory, name)
-    op, site = dispatcher.find_op(cell[worker_progress.OP], cell[worker_progress.SITE])
-    state = cell[worker_progress.STATE]
     return WorkerState(
         info.worker,
         info.host,
         info.pid,
         info.device,
         record.memory,
-        STATE_NAMES[state] if 0 <= state < len(STATE_NAMES) else "unknown",
-        op,
-        site,
-        _waits_for(info.worker, cells) if state == EXCHANGING else (),
+        name,
+        *dispatcher.find_op(cell[worker_progress.OP], cell[worker_progress.SITE]),
+        _waits_for(info.worker, cells, names) if name == STATE_NAMES[EXCHANGING] else (),
         *cell[worker_progress.SINCE : worker_progress.SENT + 1],
     )
 
 
-def _waits_for(worker: int, cells: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
-    """The workers that have not come to the op for which a worker exchanges tensors. One whose exchange began later is
-    done with this one."""
+def _waits_for(worker: int, cells: Mapping[int, Sequence[int]], names: Mapping[int, str]) -> tuple[int, ...]:
+    """The workers of an exchange that have not come to the op for which a worker exchanges tensors, or were stopped
+    there. One whose exchange began later is done with this one."""
     own = cells[worker]
-    return tuple(other for other, cell in cells.items() if not _has_come(cell, own))
+    members = [(other, cell) for other, cell in cells.items() if is_member(own, other)]
+    return tuple(other for other, cell in members if names.get(other) == STOPPED or not _has_come(cell, own))
 
 
 def _has_come(cell: Sequence[int], own: Sequence[int]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -12,12 +12,14 @@ from gt.core.messages import (
     Command,
     FreeTensors,
     QueryOp,
+    ReadStory,
     RunOp,
     StoryEvent,
     StoryRead,
     WorkerCreateTensor,
     WorkerFetchTensor,
 )
+from gt.core.program_view import FailureState
 from gt.dispatcher.op_definitions import MOVE, OpFacts
 from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
@@ -30,10 +32,15 @@ SentCommand: TypeAlias = tuple[tuple[int, ...], Command]
 
 
 def tell_story(
-    state: State, session: SessionRecord, commands: Iterable[SentCommand], request: int, ident: int
+    state: State,
+    session: SessionRecord,
+    commands: Iterable[SentCommand],
+    failures: Mapping[int, FailureState],
+    read: ReadStory,
 ) -> StoryRead:
-    """The events of a tensor among the commands that were sent."""
-    sent = list(commands)
+    """The events of a tensor among the commands that were sent. `failures` are by the tensors that ops failed to
+    make."""
+    sent, ident = list(commands), read.id
     facts = _facts(session)
     tale = _Tale(facts, _versions(sent, facts, ident))
     for workers, command in sent:
@@ -41,7 +48,8 @@ def tell_story(
     tensor = state.tensors.get(ident)
     layout = describe_spec(tensor.spec) if tensor is not None else ""
     copies = tuple(describe_spec(spec) for spec in state.copies.get(ident, ()))
-    return StoryRead(request, tuple(tale.events[-MAX_EVENTS:]), layout, copies, _why_missing(state, session, ident))
+    missing = _why_missing(state, session, ident) or _why_failed(sent, failures, ident)
+    return StoryRead(read.request, tuple(tale.events[-MAX_EVENTS:]), layout, copies, missing)
 
 
 def _why_missing(state: State, session: SessionRecord, ident: int) -> str:
@@ -51,6 +59,18 @@ def _why_missing(state: State, session: SessionRecord, ident: int) -> str:
     if isinstance(cause, int):
         return f"worker {cause} was lost"
     return f"{cause.op} failed ({session.site(cause.site)}): {cause.message}"
+
+
+def _why_failed(sent: Sequence[SentCommand], failures: Mapping[int, FailureState], ident: int) -> str:
+    """The failure of the op that was to make a tensor, or one of those that it was made of."""
+    causes = dict(failures)
+    for _, command in sent if causes else ():
+        if isinstance(command, RunOp):
+            cause = next((causes[each] for each in command.inputs if each in causes), None)
+            if cause is not None:
+                causes.update(dict.fromkeys(command.outputs, cause))
+    found = causes.get(ident)
+    return f"{found.op} failed ({found.line or 'no line'}): {found.message}" if found is not None else ""
 
 
 def _facts(session: SessionRecord) -> dict[int, OpFacts]:

@@ -24,7 +24,14 @@ SORT_KEYS: dict[str, tuple[str, Callable[[WorkerActivity], Any]]] = {
 
 BAR = 10  # characters
 MIX_SHOWN = 8
-_STATE_STYLES = {"running": "green", "exchanging": "yellow", "idle": "dim", "unknown": "dim", "starting": "cyan"}
+_STATE_STYLES = {
+    "running": "green",
+    "exchanging": "yellow",
+    "stopped": "bold red",
+    "idle": "dim",
+    "unknown": "dim",
+    "starting": "cyan",
+}
 _SESSIONS_WIDTH = 64  # of all columns of the sessions
 _AROUND = 12  # lines of a screen that are not of workers
 _LOOK: dict[str, Any] = {"title_justify": "left", "box": None, "padding": (0, 2, 0, 0), "header_style": "bold dim"}
@@ -108,8 +115,8 @@ def _state(row: WorkerActivity) -> Text:
     state = row.state
     if row.waits_for:
         state = f"waits for {', '.join(map(str, row.waits_for[:4]))} {row.seconds:.1f} s"
-    elif row.state == "running" and row.seconds >= 1:
-        state = f"running {row.seconds:.1f} s"
+    elif row.state in ("running", "stopped") and row.seconds >= 1:
+        state = f"{row.state} {row.seconds:.1f} s"
     return Text(state, style=_STATE_STYLES.get(row.state, ""))
 
 

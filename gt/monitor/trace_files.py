@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -25,9 +27,32 @@ def write_trace(path: Path, records: Iterable[Record], dropped: int) -> None:
         data = msgspec.json.encode(chrome_trace(records, dropped))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        _write(path, data)
     except OSError as error:
         raise SettingsError(f"the trace cannot be written to {path}: {error}") from None
+
+
+def require_writable(path: Path) -> None:
+    """Find out whether a trace can be written to a file, before anything is captured for it. Raises SettingsError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            path.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise SettingsError(f"the trace cannot be written to {path}: {error}") from None
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file, or none: on a full disk, and after Ctrl-C, no part of it stays, which no tool could read."""
+    try:
+        path.write_bytes(data)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if path.is_file() and not path.is_symlink():  # a device stays
+                path.unlink()
+        raise
 
 
 def print_log(records: Iterable[Record]) -> str:
@@ -43,5 +68,5 @@ def describe_gaps(dropped: int, missing: Sequence[int]) -> str:
         gaps.append(f"{dropped} records were over the limit and are not in it")
     if missing:
         workers = ", ".join(map(str, missing))
-        gaps.append(f"workers {workers} were busy and did not send their commands in time")
+        gaps.append(f"workers {workers} were busy, or stopped, and did not send their commands in time")
     return "; ".join(gaps)

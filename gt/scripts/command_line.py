@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 from collections.abc import Callable
 
 from gt.core.errors import GTError
+
+LARGEST = 1_000_000
 
 
 def run_tool(name: str, work: Callable[[], int]) -> int:
@@ -31,13 +32,13 @@ def run_tool(name: str, work: Callable[[], int]) -> int:
 
 
 def positive_number(text: str) -> float:
-    """A number of the command line that is more than 0, and finite."""
+    """A number of the command line that is more than 0, and small enough for a time or a size."""
     try:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    if not 0 < value <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of at most {LARGEST:,}")
     return value
 
 

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy
@@ -43,6 +44,8 @@ FEW_FILES = 256
 SERVER_PORT = 12345  # the default of gt.server
 LINK_BYTES = 32 << 20
 SLOW_LINK = 200e6  # bytes a second between two workers of one machine
+LINKS_SHOWN = 6
+_WORKERS_REMEDY = "correct what is not good above; GT_VERBOSE=1 shows how far workers come"
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -52,6 +55,14 @@ class Finding(msgspec.Struct, frozen=True):
     level: str
     text: str
     remedy: str = ""
+
+
+class _Check(NamedTuple):
+    """`remedy` is what to do if the check itself fails."""
+
+    name: str
+    examine: Callable[[], Iterator[Finding]]
+    remedy: str
 
 
 def main() -> int:
@@ -75,26 +86,16 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def examine(workers: int) -> Iterator[Finding]:
     """All checks; those of worker processes only if `workers` is not 0."""
-    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
-        ("versions", _versions),
-        ("settings", _settings),
-        ("processor and memory", _machine),
-        ("devices", _devices),
-        ("shared memory", _shared_memory),
-        ("temporary files", _temporary_files),
-        ("keys", _keys),
-        ("open files", _open_files),
-        ("ports", _ports),
-        ("compiler", _compiler),
-        ("programs", _programs),
-    ]
+    checks = [*_CHECKS]
     if workers:
-        checks.append(("workers", lambda: _workers(workers)))
-    for name, check in checks:
+        checks.append(_Check("workers", lambda: _workers(workers), _WORKERS_REMEDY))
+    for name, check, remedy in checks:
         try:
             yield from check()
+        except GTError as error:  # says itself what to do
+            yield Finding(name, BAD, str(error), remedy)
         except Exception as error:  # the other checks go on
-            yield Finding(name, BAD, f"{type(error).__name__}: {error}")
+            yield Finding(name, BAD, f"{type(error).__name__}: {error}", remedy)
 
 
 def _table(findings: list[Finding]) -> Table:
@@ -146,7 +147,12 @@ def _devices() -> Iterator[Finding]:
 
 
 def _shared_memory() -> Iterator[Finding]:
-    name, memory = shared_memory.create(1 << 16)
+    try:
+        name, memory = shared_memory.create(1 << 16)
+    except OSError as error:
+        remedy = "let this user write to /dev/shm, and make it larger (docker run --shm-size=2g); sockets are slower"
+        yield Finding("shared memory", WARNING, f"no memory can be shared: {error}", remedy)
+        return
     place = shared_memory.path_of(name).parent
     memory.release()
     shared_memory.sweep(os.getpid())
@@ -174,7 +180,7 @@ def _temporary_files() -> Iterator[Finding]:
 
 
 def _keys() -> Iterator[Finding]:
-    directory = keys_directory(read_settings().keys)
+    directory = keys_directory(os.environ.get("GT_KEYS", ""))
     if not directory.exists():
         yield Finding("keys", GOOD, f"no server of yours has written keys to {directory}")
     elif is_private(directory):
@@ -190,12 +196,15 @@ def _open_files() -> Iterator[Finding]:
 
 
 def _ports() -> Iterator[Finding]:
+    own = [program.pid for program in running_programs() if program.port == SERVER_PORT]
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", SERVER_PORT)):
             yield Finding("ports", GOOD, f"{SERVER_PORT}, the default of gt.server, is free")
+        elif own:
+            yield Finding("ports", GOOD, f"your server, process {own[0]}, listens at port {SERVER_PORT}")
         else:
-            remedy = "if it is no server of yours: python -m gt.server -p 0 chooses another one"
-            yield Finding("ports", WARNING, f"something listens at port {SERVER_PORT}", remedy)
+            remedy = "start a server at another one: python -m gt.server -p 0 chooses one that is free"
+            yield Finding("ports", WARNING, f"something else listens at port {SERVER_PORT}", remedy)
 
 
 def _compiler() -> Iterator[Finding]:
@@ -220,17 +229,24 @@ def _workers(count: int) -> Iterator[Finding]:
     try:
         gt.ones(1).sum().item()
         yield Finding("workers", GOOD, f"{count} started in {time.perf_counter() - start:.1f} s")
-        slowest = (float("inf"), (0, 0))
-        data = torch.ones(LINK_BYTES // 4)
-        for pair in itertools.combinations(range(count), 2):
-            slowest = min(slowest, (_link_speed(data, pair), pair))
         if count > 1:
-            speed, (first, second) = slowest
-            text = f"groups formed; the slowest link is {first} to {second}: {print_bytes(speed)}/s"
-            remedy = "see whether other programs use the cores, and GT_TRANSPORT" if speed < SLOW_LINK else ""
-            yield Finding("links", WARNING if remedy else GOOD, text, remedy)
+            start = time.perf_counter()
+            parts = gt.distribute(torch.ones(count), gt.mesh(count, ("all",)), "all")
+            assert parts.redistribute(placements="-").sum().item() == count
+            yield Finding("groups", GOOD, f"all {count} formed a group in {time.perf_counter() - start:.2f} s")
+            data = torch.ones(LINK_BYTES // 4)
+            yield _describe_links([(_link_speed(data, pair), pair) for pair in itertools.combinations(range(count), 2)])
     finally:
         gt.shutdown()
+
+
+def _describe_links(links: list[tuple[float, tuple[int, int]]]) -> Finding:
+    """The speeds of the links between all pairs of workers, the slowest first."""
+    links = sorted(links)
+    shown = [f"{first} to {second} {print_bytes(speed)}/s" for speed, (first, second) in links[:LINKS_SHOWN]]
+    rest = [f"{len(links) - LINKS_SHOWN} more up to {print_bytes(links[-1][0])}/s"] if links[LINKS_SHOWN:] else []
+    remedy = "see whether other programs use the cores, and GT_TRANSPORT" if links[0][0] < SLOW_LINK else ""
+    return Finding("links", WARNING if remedy else GOOD, ", ".join(shown + rest), remedy)
 
 
 def _link_speed(data: torch.Tensor, pair: tuple[int, int]) -> float:
@@ -245,6 +261,21 @@ def _link_speed(data: torch.Tensor, pair: tuple[int, int]) -> float:
         gt.synchronize()
         best = max(best, LINK_BYTES / 2 / (time.perf_counter() - start))
     return best
+
+
+_CHECKS = (
+    _Check("versions", _versions, "install GT again: pip install --force-reinstall gt-tensor"),
+    _Check("settings", _settings, "correct or unset the variables that begin with GT_"),
+    _Check("processor and memory", _machine, "let this user read /proc and /sys"),
+    _Check("devices", _devices, "see whether nvidia-smi works; CUDA_VISIBLE_DEVICES= computes on the CPU"),
+    _Check("shared memory", _shared_memory, "let this user write to /dev/shm"),
+    _Check("temporary files", _temporary_files, "set TMPDIR to a directory that this user can write to"),
+    _Check("keys", _keys, "set GT_KEYS to a directory of this user"),
+    _Check("open files", _open_files, "raise the limit: ulimit -n 4096"),
+    _Check("ports", _ports, "let this user open sockets of the loopback interface"),
+    _Check("compiler", _compiler, "set CXX to a C++ compiler"),
+    _Check("programs", _programs, "set TMPDIR to a directory that this user can write to"),
+)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,11 @@ from gt.core.errors import SessionError
 from gt.monitor.activity import Activity, ActivityMeter
 from gt.monitor.attachment import RunningProgram, ask, find_program
 from gt.monitor.monitor_protocol import StatusAnswer, StatusRequest
+from gt.monitor.monitor_socket import SHORTEST_INTERVAL
 from gt.monitor.top_view import SORT_KEYS, draw
 from gt.scripts.command_line import positive_number, run_tool
 
+LOOKS = 5  # in an interval
 PATIENCE = 10.0  # seconds, after the interval, that a program may say nothing
 
 
@@ -46,12 +48,14 @@ def _top(options: argparse.Namespace) -> int:
 
 
 def _looks(program: RunningProgram, interval: float) -> Iterator[Activity]:
-    """The activity between each two looks, until the program ends."""
-    meter = ActivityMeter()
-    for number, answer in enumerate(ask(program, StatusRequest(interval), interval + PATIENCE)):
+    """The activity of each interval, until the program ends. In each of them the program is looked at several times,
+    for the mix of ops."""
+    looks = max(1, min(LOOKS, int(interval / SHORTEST_INTERVAL)))
+    meter = ActivityMeter(looks)
+    for number, answer in enumerate(ask(program, StatusRequest(interval / looks), interval + PATIENCE)):
         assert isinstance(answer, StatusAnswer)
         activity = meter.add(answer.status)
-        if number and not answer.is_last:  # the first look has no rates, the last none of a whole interval
+        if number and not number % looks and not answer.is_last:  # the last one is none of a whole interval
             yield activity
 
 

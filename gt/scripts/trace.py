@@ -19,6 +19,7 @@ from gt.core.errors import SettingsError
 from gt.core.message_events import WorkerRan
 from gt.monitor.attachment import RunningProgram, attached, find_program
 from gt.monitor.monitor_protocol import TraceAnswer, TraceRequest
+from gt.monitor.monitor_socket import MAX_LIMIT, MAX_SECONDS
 from gt.monitor.records import Record
 from gt.monitor.trace_files import LOG_SUFFIX, describe_gaps, write_trace
 from gt.scripts.command_line import positive_number, run_tool
@@ -42,6 +43,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.events < 1:
         parser.error("--events must be positive")
+    if options.seconds > MAX_SECONDS:
+        parser.error(f"a capture takes at most {MAX_SECONDS:g} seconds")
     return run_tool("gt.scripts.trace", lambda: _trace(options))
 
 
@@ -73,7 +76,7 @@ def capture(program: RunningProgram, seconds: float, events: int, directory: Pat
     dropped = 0
     missing: tuple[int, ...] = ()
     with attached(program) as attachment, _first_interrupt(attachment.end_capture):
-        for answer in attachment.ask(TraceRequest(seconds, events), seconds + PATIENCE):
+        for answer in attachment.ask(TraceRequest(seconds, min(events, MAX_LIMIT)), seconds + PATIENCE):
             assert isinstance(answer, TraceAnswer)
             records += answer.records
             dropped, missing = answer.dropped, answer.missing

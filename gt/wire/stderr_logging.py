@@ -16,7 +16,17 @@ from typing import TextIO
 from gt.core.log_tables import CALLS, CODE, COMMANDS, PLANS
 from gt.core.settings import Settings
 
-VISIBLE_LOGGERS = ("gt.dispatcher", "gt.worker", "gt.sharding", "gt.signals", "gt.wire", "gt.compile")
+VISIBLE_LOGGERS = (
+    "gt.dispatcher",
+    "gt.worker",
+    "gt.sharding",
+    "gt.signals",
+    "gt.wire",
+    "gt.compile",
+    "gt.debug",
+    "gt.dashboard",
+    "gt.monitor",
+)
 """Loggers whose warnings are written without GT_VERBOSE. `gt.client` is not among them: a client raises its errors."""
 
 MAX_REPEATS = 20  # warnings of one kind that are written

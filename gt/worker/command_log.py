@@ -67,7 +67,7 @@ class CommandLog:
     def __call__(self, timed: TimedCommand) -> None:
         command, start, end, owned, _ = timed
         swaps = [swap for _, swap in owned]
-        if TIMELINE_NAMES[type(command)] is None:
+        if command is None or TIMELINE_NAMES[type(command)] is None:
             return
         restrided, self._restrided = self._engine.restrided - self._restrided, self._engine.restrided
         waited = sum(swap.end - swap.start for swap in swaps)
@@ -87,7 +87,7 @@ class CommandLog:
         if isinstance(command, RunOp | QueryOp):
             return short_op(self._describe.describe_op(command.op_id).name)
         if isinstance(command, RunSegment):
-            compiled = sum(len(positions) for positions, _, _ in timed.ops if len(positions) > 1)
+            compiled = sum(len(positions) for positions, _, _ in timed.op_times if len(positions) > 1)
             body, _ = self._describe.describe_segment(command.segment_id)
             return f"segment of {len(body.ops)} ops" + (f", {compiled} in code" if compiled else "")
         if isinstance(command, DefineOp):

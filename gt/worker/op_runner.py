@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gt.core.ids import MAX_RESULTS, is_dispatcher_id, session_of
 from gt.core.messages import Failed, OpFailed, Queried, QueryOp, QueryResult, Report, RunOp
 from gt.core.meta import TensorMeta
-from gt.core.worker_progress import EXCHANGING, RUNNING, SINCE, STATE, WAITED
+from gt.core.worker_progress import COUNTERS, EXCHANGING, MEMBERS, RUNNING, SINCE, STATE, WAITED, member_words
 from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.bound_segments import AnyBoundOp
@@ -255,7 +255,7 @@ class OpRunner:
 
     def _finish_begun(self, begun: BegunExchange) -> None:
         command, computation, tasks, work = begun
-        self._resume(command, computation, self._finish_exchange(command, tasks, work))
+        self._resume(command, computation, self._finish_early(command, tasks, work))
 
     def _resume(self, command: RunOp, computation: Exchanging, results: Sequence[MoveResult] | Work) -> None:
         """Run the rest of a program, after an exchange."""
@@ -270,7 +270,7 @@ class OpRunner:
                 self._exchange.prefetch(step)
 
     def _exchange_tasks(self, command: RunOp, tasks: Sequence[MoveTask]) -> Sequence[MoveResult] | Work:
-        with self._waiting():
+        with self._waiting(tasks):
             try:
                 work = self._exchange.begin(tasks)
             except Exception as error:
@@ -280,13 +280,14 @@ class OpRunner:
             return self._finish_exchange(command, tasks, work)
 
     def _finish_early(self, command: RunOp, tasks: Sequence[MoveTask], work: Work) -> Sequence[MoveResult]:
-        with self._waiting():
+        with self._waiting(tasks):
             return self._finish_exchange(command, tasks, work)
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Show that this worker exchanges tensors, and count the time."""
+    def _waiting(self, tasks: Sequence[MoveTask]) -> Iterator[None]:
+        """Show that this worker exchanges tensors, and with whom, and count the time."""
         progress, clock = self.progress, self._timeline_recorder.clock
+        progress[MEMBERS:COUNTERS] = member_words(tuple(tasks[0].step.members))
         start = clock()
         progress[STATE], progress[SINCE] = EXCHANGING, start
         try:

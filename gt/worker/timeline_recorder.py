@@ -1,6 +1,7 @@
 """Records when commands ran, for sessions and monitors that ask for a timeline. Its `clock` is also the executor's.
 
-While a recording is on, each command costs two readings of the clock. What is recorded is described when it is taken.
+While a recording is on, each command, and each op of a segment, costs one reading of the clock: the end of one is the
+start of the next. What is recorded is described when it is taken.
 """
 
 from __future__ import annotations
@@ -47,15 +48,30 @@ _Step = TypeVar("_Step", bound=tuple[Any, ...])
 OpTime: TypeAlias = tuple[range, int, int]
 """The positions of ops of a segment, their start and their end. Several ops are one piece of compiled code."""
 
+StepTimes: TypeAlias = tuple[Sequence[tuple[Any, ...]] | range, list[int]]
+"""Steps of a segment that ran one after the other, each with the position of its op as the last field, and the times
+between them: one more than steps that have ended. A range is that of the ops in one piece of compiled code."""
+
 
 class TimedCommand(NamedTuple):
-    """A command as it was recorded. Its swaps come with the sessions that they belong to."""
+    """A command as it was recorded. Its swaps come with the sessions that they belong to; a swap that no command has
+    waited for is recorded with None."""
 
-    command: Command
+    command: Command | None
     start: int
     end: int
     swaps: Sequence[tuple[int, Swapped]]
-    ops: Sequence[OpTime]
+    steps: Sequence[StepTimes]
+
+    @property
+    def op_times(self) -> Iterator[OpTime]:
+        """The ops of a segment that have ended."""
+        for steps, times in self.steps:
+            if isinstance(steps, range):
+                yield steps, times[0], times[1]
+            else:
+                for step, start, end in zip(steps, times, times[1:], strict=False):
+                    yield range(step[-1], step[-1] + 1), start, end
 
 
 class _Recording:
@@ -89,12 +105,12 @@ class TimelineRecorder:
         self.clock = clock
         self._describe = describe
         self._recordings: dict[int, _Recording] = {}
-        self._timed: list[TimedCommand] = []
+        self._timed: list[tuple[Any, ...]] = []  # the fields of timed commands: plain tuples cost least
         self._count = 0  # ops and other commands in `_timed`
         self._most = 0  # the largest limit of all recordings
         self._start = 0  # of the command that is running
         self._swaps: list[tuple[int, Swapped]] = []
-        self._ops: list[OpTime] = []
+        self._steps: list[StepTimes] = []
         self._next_sample = 0
 
     def take(self, session: int, limit: int) -> tuple[tuple[Ran, ...], int, tuple[tuple[int, int], ...]]:
@@ -132,40 +148,55 @@ class TimelineRecorder:
     def timed(self, commands: Iterable[Command]) -> Iterator[Command]:
         """The same commands. The time until the next one is asked for is that of the command."""
         clock = self.clock
+        start = self.begin()
         for command in commands:
-            start = self.begin()
+            self._start = start
             yield command
-            self._add(command, start, clock())
+            end = clock()
+            self._add(command, start, end)
+            start = end if self._listener is None else clock()  # the time of a listener is not that of a command
 
     def begin(self) -> int:
         """The time at which a command begins; `end` records one that does not run in a batch."""
-        self._swaps, self._ops = [], []
+        self._keep_alone()
         self._start = self.clock()
         return self._start
 
     def end(self, command: Command, start: int) -> None:
         self._add(command, start, self.clock())
 
-    def _add(self, command: Command, start: int, end: int) -> None:
-        if self._listener is not None:
-            self._listener(TimedCommand(command, start, end, self._swaps, self._ops))
+    def _add(self, command: Command | None, start: int, end: int) -> None:
+        swaps, steps = self._swaps, self._steps
+        if swaps:
+            self._swaps = []
+        if steps:
+            self._steps = []
+        fields = (command, start, end, swaps or (), steps or ())
+        if self._listener is not None and command is not None:
+            self._listener(TimedCommand(*fields))
         if self._count >= self._most:
             self.settle()  # what the recordings have no room for is counted
-        self._timed.append(TimedCommand(command, start, end, self._swaps, self._ops))
-        self._count += 1 + len(self._ops)
+        self._timed.append(fields)
+        self._count += 1 + sum([len(times) - 1 for _, times in steps])
 
-    def timed_steps(self, steps: Iterable[_Step]) -> Iterator[_Step]:
+    def _keep_alone(self) -> None:
+        """Record the exchanges that have ended between commands."""
+        if self._swaps:
+            self._add(None, self._start, self._start)
+
+    def timed_steps(self, steps: Sequence[_Step]) -> Iterator[_Step]:
         """The same steps of a segment, each with the position of its op as the last field."""
-        clock, ops = self.clock, self._ops
+        clock = self.clock
+        times = [clock()]
+        self._steps.append((steps, times))
         for step in steps:
-            start = clock()
             yield step
-            ops.append((range(step[-1], step[-1] + 1), start, clock()))
+            times.append(clock())
 
     def note_code(self, positions: range, start: int) -> None:
         """Record compiled code that has run in place of ops of a segment, unless the ops themselves have run."""
-        if positions and (not self._ops or self._ops[-1][1] < start):
-            self._ops.append((positions, start, self.clock()))
+        if positions and (not self._steps or self._steps[-1][1][0] < start):
+            self._steps.append((positions, [start, self.clock()]))
 
     def note_exchange(self, command: RunOp, steps: Sequence[LocalStep], start: int, *, is_payload: bool = True) -> None:
         """Record an exchange of a command that has ended. If an earlier command began it, the one that is running has
@@ -197,15 +228,19 @@ class TimelineRecorder:
     def settle(self) -> None:
         """Describe what was recorded: before definitions are forgotten, and before it is taken."""
         timed, self._timed, self._count = self._timed, [], 0
-        for each in timed:
-            session, name = owner_of(each.command), TIMELINE_NAMES[type(each.command)]
+        for fields in timed:
+            each = TimedCommand(*fields)
+            command = each.command
+            session = owner_of(command) if command is not None else 0
+            name = TIMELINE_NAMES[type(command)] if command is not None else None
             own = [swap for owner, swap in each.swaps if owner == session and name is not None]
             if len(own) < len(each.swaps):
                 for owner, swap in each.swaps:
                     if owner != session or name is None:
                         self._tell(owner, [_exchange_alone(owner, swap)], 1)
-            if name is not None:
-                self._tell(session, self._described(each, session, name, own), max(1, len(each.ops)))
+            if command is not None and name is not None:
+                count = sum(len(times) - 1 for _, times in each.steps)
+                self._tell(session, self._described(command, each, session, name, own), max(1, count))
 
     def _tell(self, session: int, described: Iterable[Ran], count: int) -> None:
         """Add records of a session to the recordings that ask for it. If none of these has room, what there is to
@@ -220,8 +255,10 @@ class TimelineRecorder:
             for recording in listening:
                 recording.add(ran)
 
-    def _described(self, timed: TimedCommand, session: int, name: str, swaps: Sequence[Swapped]) -> Iterator[Ran]:
-        command, start, end, _, _ = timed
+    def _described(
+        self, command: Command, timed: TimedCommand, session: int, name: str, swaps: Sequence[Swapped]
+    ) -> Iterator[Ran]:
+        start, end = timed.start, timed.end
         if isinstance(command, RunSegment):
             yield from self._described_segment(command, session, timed, swaps)
             return
@@ -243,11 +280,11 @@ class TimelineRecorder:
         segment has waited for them before its first op."""
         body, described = self._describe.describe_segment(command.segment_id)
         ids = body.ids(command.first, command.externals)
-        first = timed.ops[0][1] if timed.ops else timed.end
+        first = timed.steps[0][1][0] if timed.steps else timed.end
         for swap in swaps:
             if swap.start < first:
                 yield _exchange_alone(session, swap)
-        for positions, start, end in timed.ops:
+        for positions, start, end in timed.op_times:
             op, last, count = body.ops[positions[0]], body.ops[positions[-1]], len(positions)
             one = described[positions[0]] if count == 1 else OpDescription(f"compiled code of {count} ops", count)
             within = tuple(swap for swap in swaps if start <= swap.start < end)

@@ -101,6 +101,17 @@ def test_a_lost_tensor_says_why_it_has_no_value(embedded):
         x.sum().item()
 
 
+def test_a_failed_tensor_and_those_made_of_it_say_why(anywhere):
+    x = gt.ones(3, 3).index_select(0, gt.tensor([7]))
+    y = x.exp()
+    with pytest.raises(gt.OpError):
+        y.sum().item()
+    for tensor in (x, y):
+        assert gt.debug.story(tensor).missing.startswith("aten.index_select.default failed (")
+        assert "test_stories.py:" in gt.debug.story(tensor).missing
+    assert gt.debug.story(gt.ones(2)).missing == ""
+
+
 def test_other_things_have_no_story(embedded):
     with pytest.raises(TypeError, match="takes a GT tensor, not Tensor"):
         gt.debug.story(torch.ones(3))

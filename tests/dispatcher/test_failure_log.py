@@ -8,8 +8,8 @@ from gt.dispatcher.session_records import SessionRecord
 from tests.dispatcher_harness import A, harness_with
 
 
-def failure(origin=5, worker=0):
-    return Failure(worker, "aten.mm.default", (), 0, origin, "RuntimeError", "bad", "Traceback")
+def failure(origin=5, worker=0, message="bad"):
+    return Failure(worker, "aten.mm.default", (), 0, origin, "RuntimeError", message, "Traceback")
 
 
 @pytest.fixture
@@ -26,9 +26,20 @@ def test_a_failure_of_several_workers_is_one(log):
 
 def test_the_last_failures_are_kept_and_all_are_counted(log):
     for origin in range(KEPT + 5):
-        log.note(SessionRecord(1, "here", 2), failure(origin))
+        log.note(SessionRecord(1, "here", 2), failure(origin, message=f"bad {origin}"))
     kept = log.latest()
     assert (log.count, len(kept), kept[0].number) == (KEPT + 5, KEPT, KEPT + 5)
+
+
+def test_what_fails_again_in_the_same_way_is_kept_once(log):
+    for origin in range(KEPT + 5):
+        log.note(SessionRecord(1, "here", 2), failure(origin))
+    log.note(SessionRecord(1, "here", 2), failure(1000, message="worse"))
+    for worker in (0, 1):
+        log.note(SessionRecord(1, "here", 2), failure(1001, worker))
+    again, other = log.latest()
+    assert (again.times, again.number, again.workers, log.count) == (KEPT + 6, 1, (0, 1), KEPT + 7)
+    assert (other.message, other.times) == ("worse", 1)
 
 
 def test_a_failure_that_a_client_is_told_of_is_kept_with_its_line():

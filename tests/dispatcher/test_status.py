@@ -1,5 +1,8 @@
 """The status of a dispatcher: workers by the memory in which they show what they do, and sessions."""
 
+import os
+import signal
+import threading
 import time
 
 import pytest
@@ -15,8 +18,9 @@ from tests.dispatcher_harness import OP, A, B, create, harness_with
 from tests.records import ADD, SMALL
 
 
-def cell(op=0, site=0, state=IDLE, **counts):
+def cell(op=0, site=0, state=IDLE, members=(0, 1, 2), **counts):
     values = [op, site, state, *[0] * (worker_progress.LENGTH - 3)]
+    values[worker_progress.MEMBERS : worker_progress.COUNTERS] = worker_progress.member_words(members)
     for name, value in counts.items():
         values[getattr(worker_progress, name)] = value
     return values
@@ -43,6 +47,18 @@ def test_who_exchanges_waits_for_those_that_are_elsewhere(harness):
     assert [worker.waits_for for worker in read_status(harness.dispatcher, progress).workers] == [(1,), (), (1,)]
 
 
+def test_who_exchanges_waits_for_members_of_the_exchange_only(harness):
+    progress = {0: cell(OP, 1, EXCHANGING, (0, 2)), 1: cell(OP, 1, RUNNING), 2: cell(OP, 1, RUNNING)}
+    assert read_status(harness.dispatcher, progress).workers[0].waits_for == (2,)
+
+
+@pytest.mark.parametrize("members", [(0,), (3, 61, 62, 200), (0, 371), (1, 100_000)])
+def test_members_of_an_exchange_are_found_again(members):
+    shown = cell(members=members)
+    found = [worker for worker in range(400) if worker_progress.is_member(shown, worker)]
+    assert found == (list(members) if members[-1] < 372 else list(range(400)))
+
+
 def test_of_two_exchanges_the_earlier_one_waits_for_nobody(harness):
     """A worker that has its part of an exchange goes on to the next one."""
     progress = {0: cell(OP, 1, EXCHANGING, SINCE=50), 1: cell(OP, 2, EXCHANGING, SINCE=60)}
@@ -59,6 +75,46 @@ def test_sessions_have_their_tensors_and_requests(harness):
     (session,) = read_status(harness.dispatcher, {}).sessions
     assert (session.session, session.tensors, session.nbytes) == (1, 2, 2 * SMALL.nbytes)
     assert (session.queued, session.requests) == (0, 0)
+
+
+@pytest.fixture
+def busy_workers():
+    """Two processes that exchange tensors until the fixture ends."""
+    gt.init(workers=2)
+    stopping = threading.Event()
+
+    def work():
+        x = gt.distribute(torch.ones(64, 64), gt.mesh(2, ("x",)), "x, -")
+        while not stopping.is_set():
+            x.redistribute(placements="-, -").sum().item()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield active_session.current().channel
+    stopping.set()
+    thread.join()
+    gt.shutdown()
+
+
+def wait_for_state(channel, worker, state):
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        found = channel.read_status().workers
+        if found[worker].state == state:
+            return found
+        time.sleep(0.01)
+    raise AssertionError(found)
+
+
+def test_a_stopped_worker_is_shown_and_who_waits_for_it(busy_workers):
+    pid = wait_for_state(busy_workers, 0, "exchanging")[1].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for_state(busy_workers, 1, "stopped")
+        assert wait_for_state(busy_workers, 0, "exchanging")[0].waits_for == (1,)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for_state(busy_workers, 1, "running")
 
 
 @pytest.mark.parametrize("mode", [{}, {"mode": "virtual"}], ids=["processes", "virtual"])

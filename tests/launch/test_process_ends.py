@@ -86,7 +86,7 @@ def test_a_long_wait_prints_the_worker_that_it_waits_for(capfd, monkeypatch):
 
         def is_told() -> bool:
             printed.append(capfd.readouterr().err)
-            return "worker 0, which is at aten." in "".join(printed)
+            return "worker 0, which was stopped at aten." in "".join(printed)
 
         wait_until(is_told, what="the name of the worker that is waited for")
         process.resume()

@@ -96,7 +96,7 @@ def test_a_read_that_waits_for_a_stopped_worker_says_so_below_the_users_line(ter
         window.type()
         shown = window.read_until(lambda lines: any("worker 1" in line for line in lines))
         assert shown[-2] == "loss:"  # the user's line is as it was
-        assert shown[-1].startswith("gt: waiting for ") and "which is at aten.sum.default" in shown[-1]
+        assert shown[-1].startswith("gt: waiting for ") and "which was stopped at aten.sum.default" in shown[-1]
         first = shown[-1]
         later = window.read_until(lambda lines: lines[-1] != first)
         assert len(later) == len(shown) and later[-2] == "loss:"  # it replaces itself
@@ -157,7 +157,9 @@ def test_a_program_without_a_terminal_says_what_it_said_before():
         try:
             program.stdin.write("\n")
             program.stdin.flush()
-            assert program.stderr.readline().startswith("gt: waiting for 10 s; for worker 1, which is at aten.sum")
+            assert program.stderr.readline().startswith(
+                "gt: waiting for 10 s; for worker 1, which was stopped at aten.sum"
+            )
         finally:
             os.kill(second, signal.SIGCONT)
         out, err = program.communicate("\n", timeout=60)

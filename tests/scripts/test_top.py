@@ -60,9 +60,9 @@ def test_without_a_program_it_says_so():
     assert (code, out) == (1, "") and "process 1 does not use GT" in err
 
 
-@pytest.mark.parametrize("options", [["--interval", "nan"], ["--interval", "0"], ["--interval", "x"]])
-def test_an_interval_that_is_no_positive_number_is_refused(options):
-    code, out, err = top("--once", *options)
+@pytest.mark.parametrize("interval", ["nan", "0", "x", "1e300"])
+def test_an_interval_that_is_no_positive_number_is_refused(interval):
+    code, out, err = top("--once", "--interval", interval)
     assert (code, out) == (2, "") and "number" in err and "Traceback" not in err
 
 

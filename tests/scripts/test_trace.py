@@ -78,10 +78,15 @@ def test_a_directory_that_cannot_be_written_to_is_found_before_the_capture(tmp_p
         assert (code, out) == (1, "") and f"--dir {directory}" in err and "capturing" not in err
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "x"])
+def test_a_number_of_events_that_is_too_large_is_the_largest(tmp_path, program):
+    code, out, err = trace("-n", "9" * 30, "--dir", str(tmp_path), "--pid", str(program.pid))
+    assert (code, len(out.splitlines())) == (0, 2), err
+
+
+@pytest.mark.parametrize("seconds", ["1e300", "4000", "0", "-1", "nan", "inf", "x"])
 def test_seconds_that_are_no_positive_number_are_refused(seconds):
     code, out, err = finish(start("-m", "gt.scripts.trace", "-s", seconds), 60)
-    assert (code, out) == (2, "") and "number" in err and "Traceback" not in err
+    assert (code, out) == (2, "") and ("number" in err or "at most" in err) and "Traceback" not in err
 
 
 def begin_capture(program, directory):
@@ -150,3 +155,4 @@ def test_the_variable_traces_a_whole_program(tmp_path):
     program = start("-c", "import gt; print(gt.ones(3).sum().item())", GT_TRACE="/proc/nothing/run.json")
     code, out, err = finish(program, 60)
     assert (code, out) == (0, "3.0\n") and "the trace of GT_TRACE is lost" in err
+    assert err.startswith("gt: the trace cannot be written to /proc/nothing/run.json")  # before it begins

@@ -24,7 +24,7 @@ from gt.dispatcher.message_queue import ToClient, ToWorkers
 from gt.sharding.reshard import plan_reshard
 from gt.worker.exchange.local_steps import LocalStep
 from gt.worker.op_descriptions import OpDescription
-from gt.worker.timeline_recorder import TimelineRecorder
+from gt.worker.timeline_recorder import TimedCommand, TimelineRecorder
 from tests.dispatcher_harness import REQUEST, REQUEST2, answers, harness_with, over
 from tests.records import RAN, own
 
@@ -253,3 +253,43 @@ def test_an_ended_session_is_forgotten(recorder):
     recorder.forget(1)
     assert not recorder.is_on
     assert recorder.take(1, 0) == ((), 0, ())
+
+
+def test_the_end_of_a_command_is_the_begin_of_the_next(recorder):
+    recorder.take(1, 5)
+    for _ in recorder.timed([OP, OP, OP]):
+        pass
+    assert [(ran.start, ran.end) for ran in recorder.take(1, 0)[0]] == [(10, 20), (20, 30), (30, 40)]
+
+
+def test_the_time_of_a_listener_is_that_of_no_command(recorder):
+    seen = []
+    recorder.listen(lambda timed: seen.append((timed.start, timed.end, recorder.clock())))
+    for _ in recorder.timed([OP, OP]):
+        pass
+    assert seen == [(10, 20, 30), (40, 50, 60)]
+
+
+def test_an_exchange_that_ends_between_commands_is_told_by_itself(recorder):
+    """Bytes that no command has waited for count too."""
+    recorder.take(1, 5)
+    run(recorder, OP)
+    meta = TensorMeta((2,), (1,), 0, "float32")
+    (step,) = plan_reshard((2,), 4, over("- + x"), over("-")).steps
+    recorder.note_exchange(OP, [LocalStep(0, meta, step, nbytes=16)], recorder.clock())
+    run(recorder, OP)
+    first, alone, last = recorder.take(1, 0)[0]
+    assert (first.swaps, alone.op, len(alone.swaps), last.swaps) == ((), "exchange", 1, ())
+    assert first.end < alone.start < alone.end < last.start
+
+
+def test_steps_of_a_segment_that_have_ended_have_times(recorder):
+    """The last step has raised."""
+    steps = [("call", 4), ("call", 5), ("call", 6)]
+    iterated = recorder.timed_steps(steps)
+    for _ in steps:
+        next(iterated)
+    recorder.note_code(range(7, 9), recorder.clock())
+    timed = TimedCommand(OP, 0, 100, (), recorder._steps)
+    found = [(10, 20, range(4, 5)), (20, 30, range(5, 6)), (40, 50, range(7, 9))]
+    assert [(start, end, positions) for positions, start, end in timed.op_times] == found

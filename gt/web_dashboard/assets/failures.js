@@ -1,6 +1,6 @@
 // Failures, each with two tracebacks: where the op was issued, and where it failed.
 import { find, make, setText, showList } from "./dom.js";
-import { plural, shortLine } from "./units.js";
+import { count, plural, shortLine } from "./units.js";
 
 export function showFailures(record) {
   const code = new Map(record.code.map((each) => [each.line, each.code]));
@@ -12,7 +12,9 @@ export function showFailures(record) {
   const counts = [record.count ? plural(record.count, "op") + " failed" : "", record.lost.length ? plural(record.lost.length, "worker") + " lost" : ""];
   setText(find("failure-count"), counts.filter(Boolean).join(", "));
   showList(find("failure-list"), entries, (each) => each.key, (each) => each.make(), (element, each) => {
-    if (each.failure) setText(element.where, place(each.failure.workers));
+    if (!each.failure) return;
+    setText(element.where, place(each.failure.workers));
+    setText(element.when, when(each.failure));
   });
 }
 
@@ -22,17 +24,23 @@ function makeLost(lost) {
 }
 
 function makeFailure(failure, code) {
-  const time = new Date(failure.time * 1000).toLocaleTimeString();
   const first = failure.message.split("\n", 1)[0];
-  const summary = make("summary", {}, make("strong", { text: `${failure.kind}: ` }), `${first} `,
-    make("span", { class: "quiet", text: `${failure.op}, ${shortLine(failure.line) || "no line"}, ${time}` }));
+  const time = make("span", { class: "quiet" });
+  const summary = make("summary", {}, make("strong", { text: `${failure.kind}: ` }), `${first} `, time);
   const where = make("h3", { text: place(failure.workers) });
   const details = make("details", { class: "failure" }, summary, make("div", { class: "tracebacks" },
     make("div", {}, make("h3", { text: `Issued by session ${failure.session}` }), make("pre", { text: issued(failure, code) })),
     make("div", {}, where, make("pre", { text: failure.traceback || `${failure.kind}: ${failure.message}` }))));
   details.open = failure.number === 1;
   details.where = where;
+  details.when = time;
   return details;
+}
+
+function when(failure) {
+  const time = new Date(failure.time * 1000).toLocaleTimeString();
+  const last = failure.times > 1 ? `${count(failure.times)} times, last at ${time}` : time;
+  return `${failure.op}, ${shortLine(failure.line) || "no line"}, ${last}`;
 }
 
 function issued(failure, code) {

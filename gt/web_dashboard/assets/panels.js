@@ -31,7 +31,8 @@ function describeState(worker) {
     const names = worker.waits_for.slice(0, 3).join(", ") + (worker.waits_for.length > 3 ? ", …" : "");
     return `waits for ${names}` + (worker.seconds >= 0.1 ? ` (${seconds(worker.seconds)})` : "");
   }
-  return worker.state === "running" && worker.seconds >= 1 ? `running ${seconds(worker.seconds)}` : worker.state;
+  const isLong = ["running", "stopped"].includes(worker.state) && worker.seconds >= 1;
+  return isLong ? `${worker.state} ${seconds(worker.seconds)}` : worker.state;
 }
 
 function updateWorker(line, worker) {
@@ -121,6 +122,6 @@ export function showMemory(memory, code) {
   });
   showEmpty(find("memory"), !memory.lines.length, "The workers hold no tensors.");
   const copies = memory.copied ? `, copies ${bytes(memory.copied)}` : "";
-  const dropped = memory.dropped ? `; ${plural(memory.dropped, "batch")} dropped` : "";
+  const dropped = memory.dropped ? `; ${count(memory.dropped)} of the program's batches dropped` : "";
   setText(find("memory-note"), `that wrote it last: ${bytes(memory.nbytes)}${copies}${dropped}`);
 }
