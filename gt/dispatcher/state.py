@@ -19,7 +19,7 @@ from gt.dispatcher.request_records import PendingRequest
 from gt.dispatcher.segment_records import SegmentKey, SegmentRecord, SegmentSplit
 from gt.dispatcher.session_records import HaltedStep, RunningModule, ScopeRecord, SessionRecord
 from gt.dispatcher.tensor_losses import TensorLosses
-from gt.dispatcher.worker_records import DeadWorker, WorkerRecord
+from gt.dispatcher.worker_records import LOOPBACK, DeadWorker, WorkerRecord
 from gt.sharding.foreach_subsets import ForeachSubset
 from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy
@@ -54,15 +54,26 @@ class State(TensorLosses):
 
     # Workers
 
-    def add_worker(self, device: str, host: str, pid: int, memory: int = 0, *, overlaps: bool = False) -> WorkerRecord:
+    def add_worker(
+        self,
+        device: str,
+        host: str,
+        pid: int,
+        memory: int = 0,
+        *,
+        overlaps: bool = False,
+        hostname: str = "",
+        address: str = LOOPBACK,
+    ) -> WorkerRecord:
         """A new worker gets an id that no other worker had."""
         ident = self.workers_joined
         self.undo.assign(self, "workers_joined", ident + 1)
         worker = WorkerRecord(
-            WorkerInfo(ident, device, host, pid, overlaps),
+            WorkerInfo(ident, device, host, pid, overlaps, hostname),
             DeviceMesh([1], ["w"], [ident]),
             ready=False,
             memory=memory,
+            address=address,
         )
         self.undo.put(self.workers, ident, worker)
         return worker
@@ -82,6 +93,10 @@ class State(TensorLosses):
     def set_store(self, host: int, store: WorkerJoinStore | None) -> None:
         self.undo.assign(self, "store_host", host)
         self.undo.assign(self, "store", store)
+
+    def note_store_host(self, ident: int) -> None:
+        """A worker is asked to host the store."""
+        self.undo.assign(self.workers[ident], "hosts_store", True)
 
     def least_loaded_mesh(self) -> DeviceMesh:
         """The ready worker that holds the fewest bytes; of equals, the one with the lowest id."""
