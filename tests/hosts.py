@@ -10,6 +10,7 @@ import functools
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -124,8 +125,7 @@ def hosts(*names: str) -> Iterator[list[Host]]:
 @contextmanager
 def _system_files(names: Sequence[str]) -> Iterator[Path]:
     """Files of `/etc` in place of the machine's: names are looked up in no other place."""
-    directory = ROOT / "build" / f"hosts-{os.getpid()}"
-    directory.mkdir(parents=True)
+    directory = Path(tempfile.mkdtemp(prefix="gt-hosts-"))
     lines = [f"{NETWORK}.{number} {name}" for number, name in enumerate(names, start=1)]
     (directory / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
     (directory / "nsswitch.conf").write_text("hosts: files\npasswd: files\ngroup: files\n")

@@ -32,10 +32,7 @@ _HANDSHAKE_SECONDS = 5.0
 _UNKNOWN_SHARE = 4  # a quarter of all connections may belong to peers that were not admitted
 _FAILED_HANDSHAKES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _LOSSES = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _FAILED_HANDSHAKES
-_PROBLEMS = {
-    int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): "it does not encrypt as this server does",
-    int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): "it has the key of another server",
-}
+_OTHER_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
 
 
 class NoConnection(Exception):
@@ -299,7 +296,8 @@ class Router:
             self._unknown[event.value] = None
             self._addresses[event.value] = event.address
         elif event.kind & _FAILED_HANDSHAKES:  # the next event is the end of the same connection
-            self._problem = _PROBLEMS.get(event.value, "it does not shake hands as GT does")
+            no_peer = "it does not encrypt as this server does, or is no peer of GT"
+            self._problem = "it has the key of another server" if event.value == _OTHER_KEY else no_peer
         elif event.kind == zmq.EVENT_DISCONNECTED:
             self._note_end(event.value)
 

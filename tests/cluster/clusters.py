@@ -107,18 +107,12 @@ def read_until(program: HostProgram, pattern: str) -> str:
 
 @contextmanager
 def cluster(directory: Path, *names: str) -> Iterator[Cluster]:
+    """Hosts without programs; those that run when the test ends are ended."""
     require_hosts()
     with hosts(*names) as made:
-        made_cluster = Cluster(made, directory)
-        with running(*made_cluster.programs), ending(made_cluster):
-            yield made_cluster
-
-
-@contextmanager
-def ending(made: Cluster) -> Iterator[None]:
-    """End the programs that run when the test ends."""
-    try:
-        yield
-    finally:
-        with running(*made.programs):
-            pass
+        found = Cluster(made, directory)
+        try:
+            yield found
+        finally:
+            with running(*found.programs):
+                pass
