@@ -357,6 +357,12 @@ class ReadStory(_Record, frozen=True):
     id: Id
 
 
+class ReadWorkers(_Record, frozen=True):
+    """Ask for a list of the workers."""
+
+    request: OtherId
+
+
 class Synchronize(_Record, frozen=True):
     """Ask for an answer when all earlier work is done."""
 
@@ -409,7 +415,7 @@ class ReadTimeline(_Record, frozen=True):
 
 Instruction = Union[
     RunOp, RunSegment, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor,
-    ReadStory, Synchronize,
+    ReadStory, ReadWorkers, Synchronize,
     PlaceTensor, BeginModule, NoteGradient, BeginStep, EndStep, ReadVersions, ReadTraffic, ReadStats, ReadMemory,
     ReadNonFinite, ReadTimeline,
     DefineOp, DefineSegment, ForgetOps, DefineSite, DefineScope, Goodbye,
@@ -900,6 +906,26 @@ class StoryRead(_Record, frozen=True):
     missing: Text
 
 
+class ListedWorker(Struct, array_like=True, frozen=True):
+    """A worker in the list of a server. `memory` are the bytes of its device (0: not known), and `held` those of the
+    tensors on it. `state` is `ready`, or `joining` while it cannot exchange tensors with the others yet."""
+
+    worker: int
+    host: Name
+    pid: int
+    device: Name
+    memory: int
+    held: int
+    state: Name
+
+
+class WorkersRead(_Record, frozen=True):
+    """The answer to ReadWorkers."""
+
+    request: OtherId
+    workers: tuple[ListedWorker, ...]
+
+
 class Lost(_Record, frozen=True):
     """The answer to a request that needs a lost worker (`request` 0: news, not an answer). `site` is the line of the
     op whose exchange with that worker failed, if any."""
@@ -936,6 +962,6 @@ class Rejected(_Record, frozen=True):
 
 Answer = Union[
     TensorRead, MoreRoomNeeded, Uploaded, Queried, Failed, OpFailed, Synchronized, VersionsRead, Located, TrafficRead,
-    StatsRead, MemoryRead, NonFiniteRead, TimelineRead, StoryRead, Lost, Joined, Gathered, NotCompiled, Rejected,
-    Welcome, Refused, Waiting, Goodbye,
+    StatsRead, MemoryRead, NonFiniteRead, TimelineRead, StoryRead, WorkersRead, Lost, Joined, Gathered, NotCompiled,
+    Rejected, Welcome, Refused, Waiting, Goodbye,
 ]  # fmt: skip

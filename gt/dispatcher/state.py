@@ -105,12 +105,17 @@ class State(TensorLosses):
         ready = [ident for ident, worker in self.workers.items() if worker.ready]
         if not ready:
             raise NoWorkers
+        loads = self.bytes_by_worker()
+        return self.workers[min(ready, key=lambda ident: (loads[ident], ident))].solo_mesh
+
+    def bytes_by_worker(self) -> dict[int, int]:
+        """The bytes of tensors that each worker holds, copies included."""
         loads = dict.fromkeys(self.workers, 0)
         for mesh, nbytes in self.bytes_on.items():
             for worker in mesh.workers if nbytes else ():
                 if worker in loads:
                     loads[worker] += nbytes
-        return self.workers[min(ready, key=lambda ident: (loads[ident], ident))].solo_mesh
+        return loads
 
     def overlaps(self, mesh: DeviceMesh) -> bool:
         """Whether the workers of a mesh compute while their exchanges go on."""

@@ -193,6 +193,29 @@ print(x.shape[0], x.sum().item() is not None)
         assert finish(worker, 20)[0] == 0
 
 
+LISTED = f"""
+import gt
+gt.connect("alpha:{PORT}", min_workers=4)
+x = gt.ones(1000)
+print([(each.worker, each.host, each.device, each.state) for each in gt.workers()])
+print(sum(each.held for each in gt.workers()), min(each.memory for each in gt.workers()) > 0)
+"""
+
+
+def test_the_workers_of_a_server_are_listed(four_workers):
+    made, (alpha, _, gamma) = four_workers, four_workers.hosts
+    names = ["alpha", "alpha", "beta", "beta"]
+    out = made.run(gamma, LISTED).splitlines()
+    assert out == [str([(ident, name, "cpu", "ready") for ident, name in enumerate(names)]), "4000 True"]
+    for host in (alpha, gamma):
+        server = ("--server", f"alpha:{PORT}")
+        code, out, err = finish(made.start(host, "-m", "gt.scripts.workers", "--json", *server))
+        assert code == 0, err
+        assert [json.loads(line)["host"] for line in out.splitlines()] == names
+    _, table, _ = finish(made.start(gamma, "-m", "gt.scripts.workers", *server))
+    assert table.splitlines()[0].split() == ["id", "host", "pid", "device", "memory", "held", "state"]
+
+
 def test_a_worker_that_gets_sigterm_says_goodbye(tmp_path):
     with cluster(tmp_path, "alpha", "beta") as made:
         server = made.start_server()
