@@ -39,15 +39,16 @@ from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.handshakes import Greeting, Handshakes, internal_errors_logged
 from gt.dispatcher.message_queue import Outgoing, ToClient
 from gt.dispatcher.ownership import require_ownership
-from gt.dispatcher.peers import Peer, PeerTable
+from gt.dispatcher.peers import NO_PROGRESS, Peer, PeerTable
 from gt.dispatcher.pending_connections import MAX_MALFORMED, PendingConnections
 from gt.dispatcher.program_view import DispatcherView
 from gt.dispatcher.status import read_unlocked
 from gt.version import __version__
 from gt.wire import shared_memory
+from gt.wire.addresses import is_own_address
 from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload
 from gt.wire.connections import Router
-from gt.wire.process_identity import is_running, is_stopped, start_mark
+from gt.wire.process_identity import is_running, is_stopped, start_mark, this_host
 from gt.wire.server_keys import ServerKeys
 
 log = logging.getLogger("gt.dispatcher")
@@ -87,7 +88,7 @@ class Server:
         self.ended: set[int] = set()
         self.descriptor = self._router.descriptor
         self.dispatcher = Dispatcher(observer, copy_limit)
-        self.view = DispatcherView(self.dispatcher, self._read_progress)
+        self.view = DispatcherView(self.dispatcher, self._read_progress, self.refusals.read)
         self.peers = PeerTable()
         self.delivery = Delivery(self._router, self.peers)
         greeting = (greeting or Greeting())._replace(log_path="" if observer is None else observer.path)
@@ -173,7 +174,7 @@ class Server:
 
     def _read_progress(self) -> dict[int, Sequence[int]]:
         peers = read_unlocked(lambda: list(self.peers.by_identity.values()))
-        return {peer.ident: peer.progress for peer in peers if not peer.is_client}
+        return {peer.ident: peer.progress for peer in peers if not peer.is_client and peer.progress is not NO_PROGRESS}
 
     def open_local_session(self, deliver: Deliver) -> Welcome:
         """Open a session for this process. Its answers are passed to `deliver`."""
@@ -228,6 +229,9 @@ class Server:
 
     def _greet(self, identity: bytes, frames: Sequence[Frame]) -> None:
         (hello, *_), _ = self._hellos.decode(frames)
+        address = self._router.address_of(identity)
+        if hello.host == this_host() and address and not is_own_address(address):
+            raise ProtocolError(f"a {hello.role} at {address} says that it is a process of this machine")
         if hello.role in ("client", "worker"):
             self._router.admit(identity)
         self._handshakes.greet(identity, hello)

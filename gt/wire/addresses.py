@@ -73,6 +73,12 @@ def interfaces() -> list[tuple[str, str]]:
     return [(entry[:16].partition(b"\0")[0].decode(), socket.inet_ntoa(entry[20:24])) for entry in found]
 
 
+def is_own_address(address: str) -> bool:
+    """Whether packets with this address as their source come from this machine; True where the system does not tell."""
+    known = [own for _, own in interfaces()]
+    return not known or address in known or is_loopback(address)
+
+
 def interface_address(setting: str) -> str:
     """The address that GT_INTERFACE means, which is the name or the address of an interface."""
     known = interfaces()

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 
 import pytest
 
@@ -133,6 +134,48 @@ for data in (b"GET / HTTP/1.1\\r\\n\\r\\n", os.urandom(4096), b"\\xff" + bytes(8
     assert made.run(gamma, ALIVE) == "3.0\n"
 
 
+HOSTILE = f"""
+import os, sys
+from gt.core.messages import Hello
+from gt.version import __version__
+from gt.wire.codec import MAX_FRAME, Decoder, encode, header_of
+from gt.wire.connections import open_link
+from gt.wire.process_identity import this_host
+from gt.core.messages import Refused, Welcome
+from pathlib import Path
+
+def link():
+    return open_link("tcp://alpha:{PORT}", Path(os.environ["GT_KEYS"]), 5000, 0)
+
+def ask(frames):
+    peer = link()
+    peer.send(frames)
+    answer = peer.receive()
+    found = None if answer is None else Decoder(Welcome | Refused).decode(answer)[0][0]
+    lost = peer.is_lost()
+    peer.close()
+    return found, lost
+
+print(type(ask([header_of(b"--") + b"\\xff"])[0]).__name__)
+print(type(ask([os.urandom(100)])[0]).__name__)
+print(ask([bytes(2 * MAX_FRAME)]))
+welcome = ask(encode([Hello(__version__, "client", this_host(), 1, wants_workers=0)]))[0]
+print(ask(encode([Hello(__version__, "worker", welcome.host, 1)]))[0].reason)
+print(ask(encode([Hello(__version__, "worker", this_host(), 1, "cpu", address="elsewhere")]))[0].reason)
+print(ask(encode([Hello(__version__, "king", this_host(), 1)]))[0].reason)
+"""
+
+
+def test_malformed_messages_of_a_peer_with_a_key_are_refused_and_others_do_not_notice(four_workers):
+    made, gamma = four_workers, four_workers.hosts[2]
+    said = made.run(gamma, HOSTILE).splitlines()
+    assert said[:3] == ["Refused", "Refused", "(None, True)"]
+    assert said[3].startswith(f"a worker at {gamma.address} says that it is a process of this machine")
+    assert said[4].startswith("'elsewhere' is not an address")
+    assert said[5].startswith("'king' is not a role")
+    assert made.run(gamma, ALIVE) == "3.0\n"
+
+
 @pytest.mark.parametrize("what", ["worker", "program"])
 def test_a_name_that_does_not_resolve_is_said(four_workers, what):
     made, gamma = four_workers, four_workers.hosts[2]
@@ -226,6 +269,28 @@ def test_a_worker_that_gets_sigterm_says_goodbye(tmp_path):
         assert "0 of 1 workers" in made.run(made.hosts[1], listed, GT_TIMEOUT="2")
         server.terminate()
         assert finish(server, 20)[0] == 0
+
+
+def test_a_second_sigterm_ends_a_server_at_once(tmp_path):
+    waiting = f"""
+import threading, gt
+gt.connect("alpha:{PORT}")
+threading.Timer(1, lambda: print("asked", flush=True)).start()  # while this thread waits for the answer
+print(gt.ones(3).sum().item())
+"""
+    with cluster(tmp_path, "alpha", "beta") as made:
+        server = made.start_server()
+        (worker,) = made.start_workers(made.hosts[1])
+        worker.send_signal(signal.SIGSTOP)  # the answer does not come
+        program = made.start(made.hosts[1], "-c", waiting)
+        assert program.stdout.readline() == "asked\n"
+        server.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.wait(2)
+        server.terminate()
+        assert finish(server, 5)[0] == 0
+        assert "ServerLost" in finish(program, 20)[2]
+        worker.send_signal(signal.SIGCONT)
 
 
 def test_a_server_tells_machines_where_it_is(tmp_path):
