@@ -68,8 +68,9 @@ class DispatcherHarness:
         if workers > 1:
             self.report(0, StoreReady(40000))
 
-    def join(self, host: str = "here") -> list[Outgoing]:
-        number, outgoing = self.dispatcher.join_worker("cpu", host, 1000 + self.state.workers_joined)
+    def join(self, host: str = "here", address: str = "127.0.0.1") -> list[Outgoing]:
+        pid = 1000 + self.state.workers_joined
+        number, outgoing = self.dispatcher.join_worker("cpu", host, pid, address=address)
         assert number in self.state.workers
         return self.checked(outgoing)
 

@@ -105,8 +105,8 @@ class ProgramServer:
         self.pid = self._process.pid
         atexit.register(self.close)
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProgram:
-        return ForkedProgram(self._connection, Request([*arguments], {**environment}))
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str], host: int = 0) -> ForkedProgram:
+        return ForkedProgram(self._connection, Request([*arguments], {**environment}, host))
 
     def close(self) -> None:
         self._connection.close()

@@ -2,17 +2,20 @@
 imported once for all of them.
 
 It forks for one client, the process of the tests, which gives it a socket. A request is a `Request` with two
-descriptors for the program's output and one for its exit code; the answer is the program's pid.
+descriptors for the program's output and one for its exit code; the answer is the program's pid. A program on a test
+host (`tests/hosts.py`) is a child of the process with that pid, which ends as the program does.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
 import runpy
 import selectors
+import signal
 import socket
 import sys
 import tempfile
@@ -23,13 +26,16 @@ import numpy as np
 import torch  # noqa: F401
 
 _MAX_REQUEST = 1 << 20
+_NAMESPACES = ("user", "ipc", "uts", "net", "pid", "mnt")  # the user's first, which gives the right to enter the others
 
 
 class Request(NamedTuple):
-    """A program as arguments of the interpreter, `-c code ...` or `-m module ...`, and its environment."""
+    """A program as arguments of the interpreter, `-c code ...` or `-m module ...`, its environment, and the first
+    process of the test host that it runs on (0: no test host)."""
 
     arguments: list[str]
     environment: dict[str, str]
+    host: int = 0
 
 
 def receive_request(connection: socket.socket) -> tuple[Request, list[int]] | None:
@@ -54,6 +60,8 @@ def serve(connection: socket.socket) -> Request | None:
                     selector.close()
                     connection.close()
                     _become_program(out, err)
+                    if request.host:
+                        _enter_host(request.host)
                     return request
                 os.close(out)
                 os.close(err)
@@ -79,6 +87,27 @@ def _become_program(out: int, err: int) -> None:
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     np.random.seed()
     tempfile.tempdir = None
+
+
+def _enter_host(pid: int) -> None:
+    """Enter the namespaces of a test host. Returns in a new process, since a process keeps its pid; this one waits for
+    it, and ends as it does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptors = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in _NAMESPACES]
+    directory = os.getcwd()
+    for descriptor in descriptors:
+        if libc.setns(descriptor, 0):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        os.close(descriptor)
+    os.chdir(directory)
+    child = os.fork()
+    if not child:
+        return
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def run(program: Request) -> None:

@@ -31,6 +31,7 @@ ALLOWED = {
     "signal": "client core",
     "garbage_collection": "",
     "lazy_launch": "",
+    "keys": "core wire",
     "dispatcher": SENDERS,
     "worker": "core sharding wire version",
     "monitor": "core sharding wire",
@@ -50,6 +51,7 @@ WITHOUT_TORCH = (
     "version",
     "garbage_collection",
     "lazy_launch",
+    "keys",
     "__init__",
 )
 

@@ -24,11 +24,13 @@ from gt.core.messages import (
     ReadStats,
     ReadStory,
     ReadVersions,
+    ReadWorkers,
     StatsRead,
     StoryRead,
     TensorRead,
     VersionSpan,
     VersionsRead,
+    WorkersRead,
 )
 from gt.sharding.spec import ShardingSpec, spec_of
 from gt.wire.client_channel import Received
@@ -130,6 +132,11 @@ def read_story(storage: Storage) -> StoryRead:
 def read_stats(session: Session) -> StatsRead:
     """Counters of each worker, and the memory it holds."""
     return session.ask(ReadStats, StatsRead)
+
+
+def read_workers(session: Session) -> WorkersRead:
+    """The workers that have joined."""
+    return session.ask(ReadWorkers, WorkersRead)
 
 
 def read_memory(session: Session, watch: bool) -> MemoryRead:

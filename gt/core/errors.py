@@ -38,10 +38,10 @@ class SettingsError(GTError, ValueError):
     """A setting, argument or environment variable that cannot be used.
 
     >>> try:
-    ...     gt.connect("elsewhere:12345")
+    ...     gt.connect("localhost")
     ... except gt.SettingsError as error:
     ...     print(error)
-    'elsewhere' is not a loopback address; ... use localhost
+    'localhost' is not an address of a server; write host:port, for example localhost:12345
     """
 
 

@@ -22,7 +22,7 @@ from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, OtherId, OtherIds
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 14
+PROTOCOL = 15
 MAX_BATCH = 1 << 16
 MAX_SEGMENT = 64  # ops of a segment
 MAX_SLOT = (1 << 16) - 1  # of a tensor in a segment; and the largest difference between its new ids
@@ -60,9 +60,10 @@ class ByteRange(Struct, array_like=True, frozen=True):
 
 
 class Hello(_Record, frozen=True):
-    """First message of a client or worker. `host` identifies the machine: peers on one machine share memory. `device`
-    is the device a worker computes on, `memory` the bytes of it, and `progress` the shared-memory cell that shows its
-    current command. A worker that `overlaps` computes while its exchanges go on."""
+    """First message of a client or worker. `host` identifies the machine: peers on one machine share memory; `hostname`
+    is its name for people. `device` is the device a worker computes on, `memory` the bytes of it, and `progress` the
+    shared-memory cell that shows its current command. A worker that `overlaps` computes while its exchanges go on.
+    `address` is the one at which other workers reach it."""
 
     version: Name
     role: Name
@@ -73,16 +74,20 @@ class Hello(_Record, frozen=True):
     wants_workers: int = 1
     memory: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
     overlaps: bool = False
+    hostname: Name = ""
+    address: Name = "127.0.0.1"
 
 
 class WorkerInfo(Struct, array_like=True, frozen=True):
-    """A worker, as a client sees it. A worker that `overlaps` computes while its exchanges go on."""
+    """A worker, as a client sees it. A worker that `overlaps` computes while its exchanges go on. `host` identifies its
+    machine, and `hostname` is the name of that for people."""
 
     worker: int
     device: Name
     host: Name
     pid: int
     overlaps: bool = False
+    hostname: Name = ""
 
 
 def can_overlap(workers: Sequence[WorkerInfo]) -> bool:
@@ -92,7 +97,8 @@ def can_overlap(workers: Sequence[WorkerInfo]) -> bool:
 
 class Welcome(_Record, frozen=True):
     """`ident` is a client's session or a worker's id. `session_secret` is known to the session only and marks its
-    shared buffers. `instruction_log` is the path of the server's log, if it writes one."""
+    shared buffers. `instruction_log` is the path of the server's log, if it writes one. `signals` is the text of the
+    configuration of signals that the server gives to its clients, and `signals_file` the name of its file."""
 
     version: Name
     ident: int
@@ -101,6 +107,8 @@ class Welcome(_Record, frozen=True):
     workers: tuple[WorkerInfo, ...] = ()
     session_secret: Name = ""
     instruction_log: Text = ""
+    signals: Text = ""
+    signals_file: Text = ""
 
 
 class Refused(_Record, frozen=True):
@@ -349,6 +357,12 @@ class ReadStory(_Record, frozen=True):
     id: Id
 
 
+class ReadWorkers(_Record, frozen=True):
+    """Ask for a list of the workers."""
+
+    request: OtherId
+
+
 class Synchronize(_Record, frozen=True):
     """Ask for an answer when all earlier work is done."""
 
@@ -401,7 +415,7 @@ class ReadTimeline(_Record, frozen=True):
 
 Instruction = Union[
     RunOp, RunSegment, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor,
-    ReadStory, Synchronize,
+    ReadStory, ReadWorkers, Synchronize,
     PlaceTensor, BeginModule, NoteGradient, BeginStep, EndStep, ReadVersions, ReadTraffic, ReadStats, ReadMemory,
     ReadNonFinite, ReadTimeline,
     DefineOp, DefineSegment, ForgetOps, DefineSite, DefineScope, Goodbye,
@@ -496,16 +510,18 @@ class WorkerEndSession(_Record, frozen=True):
 
 
 class WorkerJoinStore(_Record, frozen=True):
-    """The address of the key-value store at which process groups are formed, and the worker that hosts it."""
+    """The address of the key-value store at which process groups are formed, and the worker that hosts it. Workers that
+    know its `token` were introduced by the dispatcher."""
 
     timeline_name: ClassVar = None
     host: Name
     port: int
     worker: int
+    token: Name = ""
 
 
 class WorkerHostStore(_Record, frozen=True):
-    """Start that key-value store and report its port."""
+    """Start that key-value store, with a new token, and report both."""
 
     timeline_name: ClassVar = None
 
@@ -646,6 +662,7 @@ class StoreReady(_Record, frozen=True):
     """A worker has started the key-value store."""
 
     port: int
+    token: Name = ""
 
 
 class ExchangeWay(Struct, array_like=True, frozen=True):
@@ -889,6 +906,26 @@ class StoryRead(_Record, frozen=True):
     missing: Text
 
 
+class ListedWorker(Struct, array_like=True, frozen=True):
+    """A worker in the list of a server. `memory` are the bytes of its device (0: not known), and `held` those of the
+    tensors on it. `state` is `ready`, or `joining` while it cannot exchange tensors with the others yet."""
+
+    worker: int
+    host: Name
+    pid: int
+    device: Name
+    memory: int
+    held: int
+    state: Name
+
+
+class WorkersRead(_Record, frozen=True):
+    """The answer to ReadWorkers."""
+
+    request: OtherId
+    workers: tuple[ListedWorker, ...]
+
+
 class Lost(_Record, frozen=True):
     """The answer to a request that needs a lost worker (`request` 0: news, not an answer). `site` is the line of the
     op whose exchange with that worker failed, if any."""
@@ -925,6 +962,6 @@ class Rejected(_Record, frozen=True):
 
 Answer = Union[
     TensorRead, MoreRoomNeeded, Uploaded, Queried, Failed, OpFailed, Synchronized, VersionsRead, Located, TrafficRead,
-    StatsRead, MemoryRead, NonFiniteRead, TimelineRead, StoryRead, Lost, Joined, Gathered, NotCompiled, Rejected,
-    Welcome, Refused, Waiting, Goodbye,
+    StatsRead, MemoryRead, NonFiniteRead, TimelineRead, StoryRead, WorkersRead, Lost, Joined, Gathered, NotCompiled,
+    Rejected, Welcome, Refused, Waiting, Goodbye,
 ]  # fmt: skip

@@ -43,9 +43,11 @@ class SessionState(msgspec.Struct, frozen=True):
 
 
 class ProgramStatus(msgspec.Struct, frozen=True):
-    """`time` is that of the machine's monotonic clock, in nanoseconds."""
+    """`time` is that of the machine's monotonic clock, in nanoseconds. `refused` counts what a server has refused, by
+    kind: see `gt.wire.refusals`."""
 
     time: int
     pid: int
     workers: tuple[WorkerState, ...]
     sessions: tuple[SessionState, ...]
+    refused: dict[str, int] = {}

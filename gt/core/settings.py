@@ -79,6 +79,8 @@ class Settings(msgspec.Struct, frozen=True):
     timeout: float = 60.0
     heartbeat_timeout: float = 60.0
     keys: str = ""
+    insecure: bool = False
+    interface: str = ""
     dashboard_token: str = ""
     hotpath: bool = True
     hotpath_min_seq: int = 8
@@ -206,6 +208,8 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_TIMEOUT": ("timeout", _seconds),
     "GT_HEARTBEAT_TIMEOUT": ("heartbeat_timeout", _seconds),
     "GT_KEYS": ("keys", str),
+    "GT_INSECURE": ("insecure", _flag),
+    "GT_INTERFACE": ("interface", str),
     "GT_DASHBOARD_TOKEN": ("dashboard_token", _token),
     "GT_AUTO_COMPILE": ("auto_compile", _flag),
     "GT_COMPILE_TIMEOUT": ("compile_timeout", _seconds),
@@ -248,20 +252,17 @@ def shows_full_tracebacks(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """`host:port` of a dispatcher on this machine."""
+    """`host:port` of a server."""
     host, colon, port = text.rpartition(":")
-    if not colon or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+    if not colon or not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise SettingsError(f"{text!r} is not an address of a server; write host:port, for example localhost:12345")
-    return require_loopback(host), int(port)
+    return check_host(host), int(port)
 
 
-def require_loopback(host: str) -> str:
-    """The IPv4 loopback address, at which servers listen. Raises SettingsError for any other host."""
-    if host in ("::1", "[::1]"):
-        raise SettingsError(f"{host!r} is the loopback address of IPv6, at which GT does not listen: use localhost")
-    if host not in ("localhost", "127.0.0.1"):
-        raise SettingsError(
-            f"{host!r} is not a loopback address; what workers send to each other is not authenticated, so GT stays on "
-            f"this machine: use localhost"
-        )
-    return "127.0.0.1"
+def check_host(host: str) -> str:
+    """A host by its name or IPv4 address. Raises SettingsError for text that cannot be one."""
+    if ":" in host:
+        raise SettingsError(f"{host!r} is an address of IPv6, at which GT does not listen: use a name or IPv4 address")
+    if not re.fullmatch("[A-Za-z0-9_.-]{1,253}", host):
+        raise SettingsError(f"{host!r} is not the name or IPv4 address of a host; for example localhost or 10.0.0.7")
+    return "127.0.0.1" if host == "localhost" else host

@@ -41,7 +41,7 @@ from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.dispatcher.tensor_stories import tell_story
 from gt.dispatcher.transactions import Transactions
-from gt.dispatcher.worker_records import DeadWorker
+from gt.dispatcher.worker_records import LOOPBACK, DeadWorker
 from gt.wire.codec import Buffer
 
 log = logging.getLogger("gt.dispatcher")
@@ -86,11 +86,21 @@ class Dispatcher:
     # Workers and sessions
 
     def join_worker(
-        self, device: str, host: str, pid: int, memory: int = 0, *, overlaps: bool = False
+        self,
+        device: str,
+        host: str,
+        pid: int,
+        memory: int = 0,
+        *,
+        overlaps: bool = False,
+        hostname: str = "",
+        address: str = LOOPBACK,
     ) -> tuple[int, list[Outgoing]]:
         """A new worker gets an id that no other worker had. `memory` are the bytes of its device (0: not known); with
-        `overlaps` it computes while its exchanges go on."""
-        ident = self._membership.join_worker(device, host, pid, memory, overlaps=overlaps)
+        `overlaps` it computes while its exchanges go on; others reach it at `address`."""
+        ident = self._membership.join_worker(
+            device, host, pid, memory, overlaps=overlaps, hostname=hostname, address=address
+        )
         return ident, self._outgoing.take()
 
     def make_ready(self, worker: int) -> None:

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gt.core import worker_progress
 from gt.core.errors import ProtocolError
@@ -17,7 +18,8 @@ from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.peers import NO_PROGRESS, Peer, PeerTable
 from gt.version import __version__
 from gt.wire import shared_memory
-from gt.wire.process_identity import start_mark, this_host
+from gt.wire.addresses import is_ipv4
+from gt.wire.process_identity import host_name, start_mark, this_host
 
 log = logging.getLogger("gt.dispatcher")
 
@@ -39,17 +41,30 @@ class _WaitingClient:
     told: str = ""
 
 
-class Handshakes:
-    """Answers the hellos of workers and clients."""
+class Greeting(NamedTuple):
+    """What a server tells those who join: the path of its instruction log, the text of its configuration of signals and
+    the name of that file, and the command by which workers join it."""
 
-    def __init__(self, dispatcher: Dispatcher, peers: PeerTable, delivery: Delivery, log_path: str) -> None:
+    log_path: str = ""
+    signals: str = ""
+    signals_file: str = ""
+    worker_command: str = "python -m gt.worker --host localhost -p PORT"
+
+
+class Handshakes:
+    """Answers the hellos of workers and clients. None is let in while the server `is_ending`."""
+
+    def __init__(self, dispatcher: Dispatcher, peers: PeerTable, delivery: Delivery, greeting: Greeting) -> None:
         self._dispatcher = dispatcher
         self._peers = peers
         self._delivery = delivery
-        self._log_path = log_path
+        self.greeting = greeting
+        self.is_ending = False
         self._waiting: dict[bytes, _WaitingClient] = {}
 
     def greet(self, identity: bytes, hello: Hello) -> None:
+        if self.is_ending:
+            raise ProtocolError("the server is about to end, and lets in nobody")
         if hello.role == "worker":
             self._welcome_worker(identity, hello)
         elif hello.role == "client":
@@ -66,13 +81,21 @@ class Handshakes:
         if shares and not hello.progress.startswith(f"gt-{hello.pid}-"):
             raise ProtocolError(f"shared buffer {hello.progress} is not one of process {hello.pid}")
         progress = shared_memory.take(hello.progress, worker_progress.NBYTES).cast("q") if shares else NO_PROGRESS
+        if not is_ipv4(hello.address):
+            raise ProtocolError(f"{hello.address!r} is not an address at which other workers reach a worker")
         start_time = start_mark(hello.pid)  # before the worker joins: this fails if too many files are open
         ident, outgoing = self._dispatcher.join_worker(
-            hello.device, hello.host, hello.pid, hello.memory, overlaps=hello.overlaps
+            hello.device,
+            hello.host,
+            hello.pid,
+            hello.memory,
+            overlaps=hello.overlaps,
+            hostname=hello.hostname,
+            address=hello.address,
         )
         self._peers.add(identity, Peer(hello, ident, start_time, progress=progress))  # type: ignore[arg-type]
         self._delivery.send_to(identity, [Welcome(__version__, ident, os.getpid(), this_host())])
-        log.info("worker %d joined (%s, pid %d)", ident, hello.device, hello.pid)
+        log.info("worker %d joined (%s, pid %d on %s)", ident, hello.device, hello.pid, hello.hostname or host_name())
         self._delivery.send(outgoing)
 
     def open_local_session(self, deliver: Deliver) -> Welcome:
@@ -88,7 +111,7 @@ class Handshakes:
         ready = self._dispatcher.ready_workers()
         for identity, client in list(self._waiting.items()):
             with internal_errors_logged("the welcome of a client"):
-                if len(ready) >= max(1, client.hello.wants_workers):
+                if len(ready) >= client.hello.wants_workers:
                     del self._waiting[identity]
                     self._welcome_client(identity, client.hello, ready)
                 else:
@@ -99,14 +122,25 @@ class Handshakes:
         ident = self._dispatcher.open_session(hello.host, hello.pid)
         session_secret = secrets.token_hex(16)
         self._peers.add(identity, Peer(hello, ident, start_time, session_secret=session_secret))
-        welcome = Welcome(__version__, ident, os.getpid(), this_host(), ready, session_secret, self._log_path)
+        greeting = self.greeting
+        welcome = Welcome(
+            __version__,
+            ident,
+            os.getpid(),
+            this_host(),
+            ready,
+            session_secret,
+            greeting.log_path,
+            greeting.signals,
+            greeting.signals_file,
+        )
         self._delivery.send_to(identity, [welcome])
-        log.info("client %d joined (pid %d)", ident, hello.pid)
+        log.info("client %d joined (pid %d on %s)", ident, hello.pid, hello.hostname or host_name())
 
     def _explain_wait(self, identity: bytes, client: _WaitingClient, ready: int) -> None:
         reason = (
             f"{ready} of {client.hello.wants_workers} workers have joined the server; "
-            f"start more with: python -m gt.worker --host localhost -p PORT"
+            f"start more with: {self.greeting.worker_command}"
         )
         if reason != client.told:
             client.told = reason

@@ -20,6 +20,7 @@ from gt.core.messages import (
     FetchTensor,
     ForgetOps,
     FreeTensors,
+    ListedWorker,
     Located,
     LocateTensor,
     MemoryReport,
@@ -33,6 +34,7 @@ from gt.core.messages import (
     ReadTimeline,
     ReadTraffic,
     ReadVersions,
+    ReadWorkers,
     Redistribute,
     RunOp,
     RunSegment,
@@ -45,6 +47,7 @@ from gt.core.messages import (
     WorkerCreateTensor,
     WorkerDefineScope,
     WorkerReadTraffic,
+    WorkersRead,
 )
 from gt.core.meta import ITEM_BYTES
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoWorkers
@@ -113,6 +116,7 @@ class Instructions:
             BeginStep: steps.begin,
             EndStep: steps.end,
             LocateTensor: self._locate,
+            ReadWorkers: self._read_workers,
             Synchronize: self._synchronize,
             ReadTraffic: self._read_traffic,
             ReadStats: self._read_stats,
@@ -195,6 +199,24 @@ class Instructions:
         copies = tuple([spec.record() for spec in self._state.copies.get(locate.id, ())])
         layout = self._state.tensor(locate.id).spec.record()
         self._outgoing.answer(session.ident, Located(locate.request, layout, copies))
+
+    def _read_workers(self, session: SessionRecord, read: ReadWorkers, _: Buffer | None) -> None:
+        if read.request in self._state.pending:
+            raise IdInUse("request", read.request)
+        held = self._state.bytes_by_worker()
+        listed = [
+            ListedWorker(
+                ident,
+                worker.info.hostname,
+                worker.info.pid,
+                worker.info.device,
+                worker.memory,
+                held[ident],
+                "ready" if worker.ready else "joining",
+            )
+            for ident, worker in sorted(self._state.workers.items())
+        ]
+        self._outgoing.answer(session.ident, WorkersRead(read.request, tuple(listed)))
 
     # Requests to all workers
 

@@ -48,9 +48,14 @@ class Membership:
         self._store = store
         self._copy_limit = copy_limit
 
-    def join_worker(self, device: str, host: str, pid: int, memory: int, *, overlaps: bool) -> int:
+    def join_worker(
+        self, device: str, host: str, pid: int, memory: int, *, overlaps: bool, hostname: str, address: str
+    ) -> int:
         with self._transactions.begin():
-            ident = self._state.add_worker(device, host, pid, memory, overlaps=overlaps).info.worker
+            worker = self._state.add_worker(
+                device, host, pid, memory, overlaps=overlaps, hostname=hostname, address=address
+            )
+            ident = worker.info.worker
             self._set_copy_limit()
             self._outgoing.observe("CONNECT", f"worker {ident}", None)
             for session in self._state.sessions.values():

@@ -36,6 +36,13 @@ class Peer:
     def is_of_this_machine(self) -> bool:
         return self.hello.host == this_host()
 
+    @property
+    def process(self) -> str:
+        """The process of the peer, for people; of another machine, with the name of that."""
+        return f"pid {self.hello.pid}" + (
+            "" if self.is_of_this_machine else f" on {self.hello.hostname or 'elsewhere'}"
+        )
+
 
 class PeerTable:
     """Peers by the identities that the router gives connections; identities of `clients` by session, and of `workers`

@@ -9,6 +9,8 @@ from heapq import nlargest
 from itertools import islice
 from typing import TypeAlias
 
+import msgspec
+
 from gt.core.ids import session_of
 from gt.core.program_status import ProgramStatus, WorkerState
 from gt.core.program_view import (
@@ -34,17 +36,25 @@ Progress: TypeAlias = Mapping[int, Sequence[int]]
 
 
 class DispatcherView:
-    """The `ProgramView` of a dispatcher. `read_progress` gives the memory in which each worker shows what it does."""
+    """The `ProgramView` of a dispatcher. `read_progress` gives the memory in which each worker shows what it does, and
+    `read_refused` the counts of what its server has refused."""
 
-    def __init__(self, dispatcher: Dispatcher, read_progress: Callable[[], Progress]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        read_progress: Callable[[], Progress],
+        read_refused: Callable[[], dict[str, int]] = dict,
+    ) -> None:
         self._dispatcher = dispatcher
         self._read_progress = read_progress
+        self._read_refused = read_refused
 
     def read_workers(self) -> tuple[WorkerState, ...]:
         return read_workers(self._dispatcher, self._read_progress())
 
     def read_status(self) -> ProgramStatus:
-        return read_status(self._dispatcher, self._read_progress())
+        status = read_status(self._dispatcher, self._read_progress())
+        return msgspec.structs.replace(status, refused=self._read_refused())
 
     def watch_lines(self, on: bool) -> None:
         self._dispatcher.recent = RecentBatches() if on else None

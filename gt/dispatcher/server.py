@@ -7,9 +7,11 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from concurrent.futures import Future
 from typing import Any
+
+import msgspec
 
 from gt.core.errors import ProtocolError
 from gt.core.message_events import Observer
@@ -17,6 +19,7 @@ from gt.core.message_fields import PAYLOAD_RECORDS
 from gt.core.messages import (
     AckBytes,
     AckRead,
+    ByteRange,
     CreateTensor,
     FetchTensor,
     Goodbye,
@@ -25,6 +28,7 @@ from gt.core.messages import (
     Refused,
     Rejected,
     Report,
+    Uploaded,
     Waiting,
     Welcome,
     WorkerShutdown,
@@ -32,18 +36,19 @@ from gt.core.messages import (
 from gt.core.program_status import ProgramStatus
 from gt.dispatcher.delivery import Deliver, Delivery
 from gt.dispatcher.dispatcher import Dispatcher
-from gt.dispatcher.handshakes import Handshakes, internal_errors_logged
+from gt.dispatcher.handshakes import Greeting, Handshakes, internal_errors_logged
 from gt.dispatcher.message_queue import Outgoing, ToClient
 from gt.dispatcher.ownership import require_ownership
-from gt.dispatcher.peers import Peer, PeerTable
+from gt.dispatcher.peers import NO_PROGRESS, Peer, PeerTable
 from gt.dispatcher.pending_connections import MAX_MALFORMED, PendingConnections
 from gt.dispatcher.program_view import DispatcherView
 from gt.dispatcher.status import read_unlocked
 from gt.version import __version__
 from gt.wire import shared_memory
+from gt.wire.addresses import is_own_address
 from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload
 from gt.wire.connections import Router
-from gt.wire.process_identity import is_running, is_stopped, start_mark
+from gt.wire.process_identity import is_running, is_stopped, start_mark, this_host
 from gt.wire.server_keys import ServerKeys
 
 log = logging.getLogger("gt.dispatcher")
@@ -51,12 +56,14 @@ log = logging.getLogger("gt.dispatcher")
 TICK_MS = 250
 NOTICE_SECONDS = 3.0
 POSTED_SECONDS = 10.0  # that another thread waits for its turn
+DRAINING_SECONDS = 30.0  # for the answers that clients wait for when the server is told to end
 
 
 class Server:
     """`descriptor` becomes readable when a message may have arrived, for a caller that does not block in `turn`. A peer
     that is silent for `silence` seconds is given up (0: never); `ended` are the processes of workers that were killed
-    for that. With `keys` only peers that have them are let in. `copy_limit`: see Dispatcher."""
+    for that. With `keys` only peers that have them are let in. `copy_limit`: see Dispatcher. `greeting`: what those who
+    join are told."""
 
     def __init__(
         self,
@@ -66,20 +73,26 @@ class Server:
         silence: float = 0,
         keys: ServerKeys | None = None,
         copy_limit: int | None = None,
+        greeting: Greeting | None = None,
     ) -> None:
         self._router = Router(endpoint, keys, TICK_MS, silence)
+        self.refusals = self._router.refusals
         self._silence = silence
+        self.is_draining = False
+        self._drained_at = float("inf")  # the time at which the server ends, whoever waits for an answer
+        self._buffers = shared_memory.AttachedBuffers()
         self._observer = observer
         self._stopping = False
+        self._is_closed = False
         self._next_check = self._next_notice = time.monotonic()
         self.ended: set[int] = set()
         self.descriptor = self._router.descriptor
         self.dispatcher = Dispatcher(observer, copy_limit)
-        self.view = DispatcherView(self.dispatcher, self._read_progress)
+        self.view = DispatcherView(self.dispatcher, self._read_progress, self.refusals.read)
         self.peers = PeerTable()
         self.delivery = Delivery(self._router, self.peers)
-        log_path = "" if observer is None else observer.path
-        self._handshakes = Handshakes(self.dispatcher, self.peers, self.delivery, log_path)
+        greeting = (greeting or Greeting())._replace(log_path="" if observer is None else observer.path)
+        self._handshakes = Handshakes(self.dispatcher, self.peers, self.delivery, greeting)
         self._pending_connections = PendingConnections()
         self._posted: deque[Callable[[], None]] = deque()  # by other threads
         self._held: dict[int, Peer] = {}  # clients with instructions that wait for their backpressure or their turn
@@ -95,9 +108,13 @@ class Server:
         return self._router.endpoint
 
     def run(self) -> None:
-        while not self._stopping:
+        while not self._stopping and not self._is_drained():
             self.turn()
         self.close()
+
+    def set_worker_command(self, command: str) -> None:
+        """The command by which workers join, of which clients are told that wait for more of them."""
+        self._handshakes.greeting = self._handshakes.greeting._replace(worker_command=command)
 
     def turn(self, *, waits: bool = True) -> bool:
         """Receive one message, waiting a tick for it if `waits`, and do the periodic checks that are due. Returns
@@ -139,19 +156,34 @@ class Server:
         """End the loop at its next turn; safe to call from a signal handler."""
         self._stopping = True
 
+    def drain(self) -> None:
+        """Let in nobody from now on, answer the requests of clients that have arrived, and end the loop then, or after
+        DRAINING_SECONDS. Safe to call from a signal handler."""
+        self._drained_at = time.monotonic() + DRAINING_SECONDS
+        self.is_draining = self._handshakes.is_ending = True
+
+    def _is_drained(self) -> bool:
+        if not self.is_draining:
+            return False
+        is_waited_for = self.dispatcher.state.pending or self._held or self._router.has_message()
+        return not is_waited_for or time.monotonic() > self._drained_at
+
     def read_status(self) -> ProgramStatus:
         """The status of workers and sessions; any thread may ask."""
         return self.view.read_status()
 
     def _read_progress(self) -> dict[int, Sequence[int]]:
         peers = read_unlocked(lambda: list(self.peers.by_identity.values()))
-        return {peer.ident: peer.progress for peer in peers if not peer.is_client}
+        return {peer.ident: peer.progress for peer in peers if not peer.is_client and peer.progress is not NO_PROGRESS}
 
     def open_local_session(self, deliver: Deliver) -> Welcome:
         """Open a session for this process. Its answers are passed to `deliver`."""
         return self._handshakes.open_local_session(deliver)
 
     def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
         for identity in self.peers.workers.values():
             with internal_errors_logged("the end of a worker"):
                 self.delivery.send_to(identity, [WorkerShutdown()])
@@ -173,7 +205,9 @@ class Server:
             else:
                 self._receive_reports(peer, frames)
         except ProtocolError as error:
-            log.warning("refused a message: %s", error)
+            address = self._router.address_of(identity)
+            sender = f"{peer.hello.role} {peer.ident}" if peer is not None else address or "a connection"
+            self.refusals.note("message", identity.hex(), f"a message of {sender}: {error}")
             with internal_errors_logged("a refusal"):
                 self.delivery.send_to(identity, [Refused(f"{error} (server: GT {__version__})")])
                 self._count_malformed_message(identity, peer)
@@ -195,13 +229,19 @@ class Server:
 
     def _greet(self, identity: bytes, frames: Sequence[Frame]) -> None:
         (hello, *_), _ = self._hellos.decode(frames)
+        address = self._router.address_of(identity)
+        if hello.host == this_host() and address and not is_own_address(address):
+            raise ProtocolError(f"a {hello.role} at {address} says that it is a process of this machine")
         if hello.role in ("client", "worker"):
             self._router.admit(identity)
         self._handshakes.greet(identity, hello)
 
     def _receive_instructions(self, peer: Peer, frames: Sequence[Frame]) -> None:
         batch, payloads = self._instructions.decode(frames)
+        if self.is_draining:  # only what frees memory or ends a session: new work would never be done
+            batch, payloads = [each for each in batch if isinstance(each, AckRead | AckBytes | Goodbye)], []
         instructions: list[Instruction] = []
+        uploads = 0
         for instruction in batch:
             require_ownership(peer.ident, instruction)
             if isinstance(instruction, AckRead):
@@ -212,6 +252,8 @@ class Server:
                 continue
             if isinstance(instruction, CreateTensor):
                 _require_own_buffer(peer, instruction.byte_range.name)
+                instruction = self._passed_on(peer, instruction, uploads, payloads)
+                uploads += 1
             elif isinstance(instruction, FetchTensor) and instruction.place is not None:
                 _require_own_buffer(peer, instruction.place.name)
             instructions.append(instruction)
@@ -225,6 +267,19 @@ class Server:
             self._give_up_client(peer, f"was ended: {error}")
             return
         self._proceed(peer)
+
+    def _passed_on(
+        self, peer: Peer, create: CreateTensor, number: int, payloads: MutableSequence[Payload]
+    ) -> CreateTensor:
+        """An upload in shared memory, if there are workers that do not share it: its bytes go with the messages, as the
+        payload with a number."""
+        byte_range = create.byte_range
+        workers = self.dispatcher.state.workers.values()
+        if not byte_range.name or all(worker.info.host == peer.hello.host for worker in workers):
+            return create
+        payloads[number] = [bytes(self._buffers.view(byte_range.name, byte_range.offset, byte_range.nbytes))]
+        self.delivery.send_to(self.peers.clients[peer.ident], [Uploaded(create.id)])
+        return msgspec.structs.replace(create, byte_range=ByteRange("", byte_range.nbytes))
 
     def _proceed(self, peer: Peer) -> None:
         """Carry out the instructions of a session as far as its backpressure allows. The size of a read is known only
@@ -363,7 +418,7 @@ class Server:
         self._lose_worker(peer, reason)
 
     def _give_up_client(self, peer: Peer, reason: str) -> None:
-        log.warning("client %d (pid %d) %s", peer.ident, peer.hello.pid, reason)
+        log.warning("client %d (%s) %s", peer.ident, peer.process, reason)
         identity = self.peers.clients[peer.ident]
         with internal_errors_logged("a refusal"):
             self.delivery.send_to(identity, [Refused(f"the session {reason} (server: GT {__version__})")])
@@ -391,6 +446,8 @@ class Server:
             self.delivery.send(self.dispatcher.end_session(peer.ident))
 
     def _lose_worker(self, peer: Peer, reason: str) -> None:
+        if not peer.is_of_this_machine:
+            reason = f"on {peer.hello.hostname or 'another machine'} {reason}"
         try:
             last = self.dispatcher.describe_op(*peer.progress[:2])
             log.warning("worker %d (pid %d) %s; its last op was %s", peer.ident, peer.hello.pid, reason, last or "none")

@@ -19,7 +19,7 @@ from gt.dispatcher.request_records import PendingRequest
 from gt.dispatcher.segment_records import SegmentKey, SegmentRecord, SegmentSplit
 from gt.dispatcher.session_records import HaltedStep, RunningModule, ScopeRecord, SessionRecord
 from gt.dispatcher.tensor_losses import TensorLosses
-from gt.dispatcher.worker_records import DeadWorker, WorkerRecord
+from gt.dispatcher.worker_records import LOOPBACK, DeadWorker, WorkerRecord
 from gt.sharding.foreach_subsets import ForeachSubset
 from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy
@@ -54,15 +54,26 @@ class State(TensorLosses):
 
     # Workers
 
-    def add_worker(self, device: str, host: str, pid: int, memory: int = 0, *, overlaps: bool = False) -> WorkerRecord:
+    def add_worker(
+        self,
+        device: str,
+        host: str,
+        pid: int,
+        memory: int = 0,
+        *,
+        overlaps: bool = False,
+        hostname: str = "",
+        address: str = LOOPBACK,
+    ) -> WorkerRecord:
         """A new worker gets an id that no other worker had."""
         ident = self.workers_joined
         self.undo.assign(self, "workers_joined", ident + 1)
         worker = WorkerRecord(
-            WorkerInfo(ident, device, host, pid, overlaps),
+            WorkerInfo(ident, device, host, pid, overlaps, hostname),
             DeviceMesh([1], ["w"], [ident]),
             ready=False,
             memory=memory,
+            address=address,
         )
         self.undo.put(self.workers, ident, worker)
         return worker
@@ -83,6 +94,10 @@ class State(TensorLosses):
         self.undo.assign(self, "store_host", host)
         self.undo.assign(self, "store", store)
 
+    def note_store_host(self, ident: int) -> None:
+        """A worker is asked to host the store."""
+        self.undo.assign(self.workers[ident], "hosts_store", True)
+
     def least_loaded_mesh(self) -> DeviceMesh:
         """The ready worker that holds the fewest bytes; of equals, the one with the lowest id."""
         if len(self.workers) == 1:
@@ -90,12 +105,17 @@ class State(TensorLosses):
         ready = [ident for ident, worker in self.workers.items() if worker.ready]
         if not ready:
             raise NoWorkers
+        loads = self.bytes_by_worker()
+        return self.workers[min(ready, key=lambda ident: (loads[ident], ident))].solo_mesh
+
+    def bytes_by_worker(self) -> dict[int, int]:
+        """The bytes of tensors that each worker holds, copies included."""
         loads = dict.fromkeys(self.workers, 0)
         for mesh, nbytes in self.bytes_on.items():
             for worker in mesh.workers if nbytes else ():
                 if worker in loads:
                     loads[worker] += nbytes
-        return self.workers[min(ready, key=lambda ident: (loads[ident], ident))].solo_mesh
+        return loads
 
     def overlaps(self, mesh: DeviceMesh) -> bool:
         """Whether the workers of a mesh compute while their exchanges go on."""

@@ -74,10 +74,10 @@ def _worker(
     info, name = record.info, names[record.info.worker]
     cell = cells.get(info.worker, ())
     if len(cell) < worker_progress.COUNTERS or not record.ready:
-        return WorkerState(info.worker, info.host, info.pid, info.device, record.memory, name)
+        return WorkerState(info.worker, info.hostname or info.host, info.pid, info.device, record.memory, name)
     return WorkerState(
         info.worker,
-        info.host,
+        info.hostname or info.host,
         info.pid,
         info.device,
         record.memory,

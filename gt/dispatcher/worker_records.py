@@ -8,18 +8,29 @@ from typing import NamedTuple
 from gt.core.messages import WorkerInfo
 from gt.sharding.spec import DeviceMesh
 
+LOOPBACK = "127.0.0.1"
+
 
 @dataclass
 class WorkerRecord:
     """A worker that has joined. `known_ops` are the ids of the ops that were defined on the worker. A worker that is
     not `ready` cannot exchange tensors with others yet and gets no work. `solo_mesh` is the mesh of this worker only.
-    `memory` are the bytes of its device (0: not known)."""
+    `memory` are the bytes of its device (0: not known). `address` is the one at which other workers reach it: a
+    loopback address if only those of its machine do. One with `hosts_store` was asked to host the store of process
+    groups."""
 
     info: WorkerInfo
     solo_mesh: DeviceMesh
     ready: bool = True
     known_ops: set[int] = field(default_factory=set)
     memory: int = 0
+    address: str = LOOPBACK
+    hosts_store: bool = False
+
+    @property
+    def is_reached_from_outside(self) -> bool:
+        """Whether workers of other machines reach this one."""
+        return not self.address.startswith("127.")
 
 
 class DeadWorker(NamedTuple):

@@ -71,13 +71,18 @@ _inherited: list[PendingSession] = []  # kept after a fork, because freeing them
 
 @ends_on_users_line
 def init(
-    workers: int | None = None, *, mode: str | None = None, backend: str | None = None, server: str | None = None
+    workers: int | None = None,
+    *,
+    mode: str | None = None,
+    backend: str | None = None,
+    server: str | None = None,
+    min_workers: int = 1,
 ) -> None:
     """Start GT. Without arguments: as the environment says, or with one worker in this process.
 
     `workers=4` starts four worker processes, for which the first use of GT waits; `mode="virtual"` makes them inside
     this process; `mode="shapes"` plans for workers that do not exist, and computes nothing; `server="localhost:12345"`
-    joins a running server.
+    joins a running server, and waits until it has `min_workers`.
 
     >>> gt.init(workers=4, mode="virtual")
     >>> gt.randn(8, 2).spec.mesh.workers
@@ -89,24 +94,30 @@ def init(
         if workers is None and server is None:
             workers = _state.workers_wanted or None
         settings = _resolve(workers, mode, backend, server)
+        _check_count(min_workers, "gt.init(min_workers=)")
+        if min_workers > 1 and settings.mode != "connected":
+            raise SettingsError("gt.init(min_workers=) is for a server that others start workers for: use workers=")
         configure_logging(settings)
         _state.closed_because = ""
         _prepare(settings)
         if settings.mode == "local":
             _state.start = PendingSession(settings)
+        elif settings.mode == "connected":
+            active_session.activate(_open_connected(settings, min_workers))
         else:
             active_session.activate(_open(settings))
 
 
 @ends_on_users_line
-def connect(address: str) -> None:
-    """Join a running server: `gt.connect("localhost:12345")`.
+def connect(address: str, min_workers: int = 1) -> None:
+    """Join a running server, which may be on another machine: `gt.connect("server-name:12345", min_workers=4)`. Waits
+    until the server has so many workers, for at most GT_TIMEOUT seconds, and says for whom it waits.
 
     >>> gt.connect("localhost:12345")
     >>> gt.ones(3).sum().item()
     3.0
     """
-    init(server=address)
+    init(server=address, min_workers=min_workers)
 
 
 @ends_on_users_line
@@ -146,6 +157,7 @@ def shutdown() -> None:
     if monitor is not None:
         monitor.close()
     _state.workers_wanted = 0
+    registry.set_defaults("")
     start, _state.start = _state.start, None
     try:
         if session is not None:
@@ -311,18 +323,20 @@ def _end_trace() -> None:
         print(f"gt: the trace of GT_TRACE is lost: {error}", file=sys.stderr)
 
 
-def _open_connected(settings: Settings) -> Session:
+def _open_connected(settings: Settings, min_workers: int = 1) -> Session:
     """A session with a running server."""
     host, port = parse_address(settings.server)
     channel = SocketChannel(
         f"tcp://{host}:{port}",
         copy_bytes if settings.shares_memory else None,
-        keys_directory(settings.keys),
+        None if settings.insecure else keys_directory(settings.keys),
         settings.heartbeat_timeout,
     )
     display = open_display(settings.progress)
     try:
-        welcome = channel.greet(1, settings.timeout, display)
+        welcome = channel.greet(min_workers, settings.timeout, display)
+        if welcome.signals:
+            registry.set_defaults(welcome.signals, welcome.signals_file)
     except BaseException:
         channel.close()
         raise

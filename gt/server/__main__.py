@@ -1,23 +1,36 @@
-"""`python -m gt.server -p 12345`: a dispatcher that clients and workers of this machine join."""
+"""`python -m gt.server -p 12345`: a dispatcher that clients and workers join."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
+import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import msgspec
 import zmq
 
 from gt.core.errors import GTError, SettingsError
-from gt.core.settings import read_settings, require_loopback
+from gt.core.settings import Settings, check_host, read_settings
 from gt.dispatcher.captures import DispatcherCaptures
+from gt.dispatcher.handshakes import Greeting
 from gt.dispatcher.server import Server
 from gt.monitor.instruction_log import open_log
 from gt.monitor.monitor_socket import MonitorSocket
+from gt.server.listening import Listening, choose_listening
+from gt.signals.parser import MAX_BYTES, read_config
 from gt.web_dashboard.start import start_dashboard
 from gt.wire import shared_memory
-from gt.wire.server_keys import keys_directory, make_keys, remove_keys, write_keys
+from gt.wire.addresses import NotResolved
+from gt.wire.server_keys import remove_keys, write_keys
 from gt.wire.stderr_logging import configure_logging
+
+MAX_SIGNALS = 1 << 18  # characters of a configuration that clients are given
 
 
 def main() -> int:
@@ -26,60 +39,132 @@ def main() -> int:
     except SettingsError as error:
         print(f"gt.server: {error}", file=sys.stderr)
         return 2
+    options = _parse()
+    configure_logging(settings)
+    try:
+        with contextlib.ExitStack() as stack:
+            if options.log is not None:
+                stack.enter_context(_logged_to(options.log))
+            listening = choose_listening(check_host(options.host), options.port, options.insecure, settings.keys)
+            return _serve(options, settings, listening)
+    except (GTError, NotResolved) as error:
+        print(f"gt.server: {error}", file=sys.stderr)
+        return 1
+
+
+def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m gt.server", description="Run a GT dispatcher.")
-    parser.add_argument("--host", default="localhost", help="the interface to listen on; loopback only")
+    parser.add_argument(
+        "--host", default="localhost", help="the interface to listen on; 0.0.0.0: all of them (default: localhost)"
+    )
     parser.add_argument(
         "-p", "--port", type=int, default=12345, help="the port to listen on (default: 12345; 0: any free port)"
     )
     parser.add_argument(
         "--dashboard", type=int, metavar="PORT", help="serve a web page about this server at a port (0: any free one)"
     )
-    options = parser.parse_args()
-    configure_logging(settings)
-    try:
-        endpoint = f"tcp://{require_loopback(options.host)}:{options.port}"
-        secret, keys = make_keys()
-        server = Server(
-            endpoint,
-            open_log(settings.log),
-            silence=settings.heartbeat_timeout,
-            keys=secret,
-            copy_limit=settings.copy_limit,
-        )
-        endpoint = server.endpoint
-        dashboard = None
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="signals for programs that do not configure these themselves"
+    )
+    parser.add_argument("--log", type=Path, metavar="FILE", help="append who joins and leaves, and warnings, to a file")
+    parser.add_argument("--json", action="store_true", help="print a JSON object with the address when it listens")
+    parser.add_argument(
+        "--insecure", action="count", default=0, help="without keys and encryption; twice: even at a public address"
+    )
+    return parser.parse_args()
+
+
+def _serve(options: argparse.Namespace, settings: Settings, listening: Listening) -> int:
+    with contextlib.ExitStack() as stack:
         try:
-            directory = keys_directory(settings.keys)
-            if options.dashboard is not None:
-                dashboard = start_dashboard(server.view, options.dashboard, settings.dashboard_token)
-            write_keys(directory, endpoint, keys)
-        except GTError:
-            if dashboard is not None:
-                dashboard.close()
-            server.close()
-            raise
-    except zmq.ZMQError as error:
-        print(f"gt.server: cannot listen at {endpoint}: {error}; is another server running there?", file=sys.stderr)
-        return 1
-    except GTError as error:
-        print(f"gt.server: {error}", file=sys.stderr)
-        return 1
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: server.stop())
-    shared_memory.sweep_dead()
-    port = endpoint.rpartition(":")[2]
-    print(f"GT server at {endpoint}; workers join with: python -m gt.worker -p {port}", file=sys.stderr)
-    monitor = MonitorSocket(DispatcherCaptures(server.with_dispatcher), server.read_status, int(port))
-    if dashboard is not None:
-        print(f"dashboard at {dashboard.url}", file=sys.stderr)
-    try:
-        server.run()
-    finally:
+            server = Server(
+                listening.endpoint,
+                open_log(settings.log),
+                silence=settings.heartbeat_timeout,
+                keys=listening.keys,
+                copy_limit=settings.copy_limit,
+                greeting=_read_signals(options.config),
+            )
+        except zmq.ZMQError as error:
+            at = listening.endpoint
+            print(f"gt.server: cannot listen at {at}: {error}; is another server running there?", file=sys.stderr)
+            return 1
+        stack.callback(server.close)
+        dashboard = None
+        if options.dashboard is not None:
+            dashboard = start_dashboard(server.view, options.dashboard, settings.dashboard_token)
+            stack.callback(dashboard.close)
+        endpoint = server.endpoint
+        if listening.members is not None:
+            write_keys(listening.directory, endpoint, listening.members)
+            stack.callback(remove_keys, listening.directory, endpoint, listening.members)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: _end(server))
+        shared_memory.sweep_dead()
+        port = int(endpoint.rpartition(":")[2])
+        server.set_worker_command(listening.worker_command(port))
+        _announce(listening, port, is_json=options.json)
+        monitor = MonitorSocket(DispatcherCaptures(server.with_dispatcher), server.read_status, port)
+        stack.callback(monitor.close)
         if dashboard is not None:
-            dashboard.close()
-        monitor.close()
-        remove_keys(directory, endpoint, keys)
+            print(f"dashboard at {dashboard.url}", file=sys.stderr)
+        server.run()
     return 0
+
+
+def _end(server: Server) -> None:
+    """The first signal lets clients get the answers that they wait for; the second one does not."""
+    if server.is_draining:
+        server.stop()
+    else:
+        server.drain()
+
+
+def _announce(listening: Listening, port: int, *, is_json: bool) -> None:
+    print(listening.describe(port), file=sys.stderr, flush=True)
+    if is_json:
+        found = {
+            "endpoint": listening.endpoint_at(port),
+            "host": listening.name,
+            "port": port,
+            "pid": os.getpid(),
+            "encrypted": listening.keys is not None,
+            "worker": listening.worker_command(port),
+            "program": f'gt.connect("{listening.name}:{port}")',
+        }
+        print(msgspec.json.encode(found).decode(), flush=True)
+
+
+def _read_signals(path: Path | None) -> Greeting:
+    """The configuration of `--config`. Raises SignalError if it is wrong, now and not in each program."""
+    if path is None:
+        return Greeting()
+    read_config(path)
+    text = path.read_bytes()[:MAX_BYTES].decode("utf-8-sig")
+    if len(text) > MAX_SIGNALS:
+        raise SettingsError(f"{path} has {len(text)} characters; programs can be given {MAX_SIGNALS}")
+    return Greeting(signals=text, signals_file=str(path))
+
+
+@contextmanager
+def _logged_to(path: Path) -> Iterator[None]:
+    """Append what the server logs to a file, from level INFO on."""
+    try:
+        handler = logging.FileHandler(path)
+    except OSError as error:
+        raise SettingsError(f"--log {path} cannot be written: {error}") from None
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    root = logging.getLogger("gt")
+    logger = logging.getLogger("gt.dispatcher")
+    root.addHandler(handler)
+    logger.setLevel(min(logging.INFO, logger.getEffectiveLevel()))
+    for shown in logger.handlers:
+        shown.setLevel(max(shown.level, logging.WARNING))  # what stderr shows does not change
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
 
 
 if __name__ == "__main__":

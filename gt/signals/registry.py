@@ -11,16 +11,19 @@ from gt.core.settings import read_settings
 from gt.signals.backward_signals import backward_chain, cycle_text, unknown_backward
 from gt.signals.checks import name_problem, show
 from gt.signals.config import Config, SignalConfig, at
-from gt.signals.parser import read_config
+from gt.signals.parser import parse_config, read_config
 
 
 class Registry:
-    """The configuration and its version. Readers take one immutable `Config`; only a change takes the lock."""
+    """The configuration and its version. Readers take one immutable `Config`; only a change takes the lock. Beneath the
+    configuration of this process lie the defaults of the server that it has joined."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
         self._lock = threading.RLock()
-        self._config = Config()
+        self._config = Config()  # the two that follow, merged
+        self._own = Config()
+        self._defaults = Config()
         self._version = 0
         self._is_started = False
 
@@ -61,8 +64,16 @@ class Registry:
         """Remove all configuration, that of GT_CONFIG included."""
         with self._lock:
             self._is_started = True
-            self._config = Config()
+            self._own = self._defaults = self._config = Config()
             self._version += 1
+
+    def set_defaults(self, text: str, file: str = "") -> None:
+        """Use a configuration, as text of a file, for names that this process does not configure itself. An empty text
+        ends that."""
+        with self._lock:
+            self._start()
+            self._defaults = parse_config(text, file) if text else Config()
+            self._merge()
 
     def check_backward(self, name: str) -> None:
         """Raise if the chain of backward signals names an unknown signal or has a cycle."""
@@ -93,10 +104,14 @@ class Registry:
                 self._is_started = True
 
     def _add(self, added: Config) -> Config:
-        before = self._config
-        self._config = Config({**before.signals, **added.signals}, added.model or before.model)
-        self._version += self._config != before
+        self._own = Config({**self._own.signals, **added.signals}, added.model or self._own.model)
+        self._merge()
         return added
+
+    def _merge(self) -> None:
+        before, defaults = self._config, self._defaults
+        self._config = Config({**defaults.signals, **self._own.signals}, self._own.model or defaults.model)
+        self._version += self._config != before
 
 
 registry = Registry()

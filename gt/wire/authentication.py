@@ -1,23 +1,43 @@
-"""Admits to a server only peers that have the server's member key."""
+"""Admits to a server only peers that have one of its keys."""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import zmq
 from zmq.utils import z85
 
+from gt.core.errors import SettingsError
+from gt.wire.cluster_keys import AUTHORIZED, read_authorized
+from gt.wire.refusals import Refusals
+from gt.wire.server_keys import ServerKeys
+
+log = logging.getLogger("gt.wire")
 _ENDPOINT = "inproc://zeromq.zap.01"
 _STOP = "inproc://gt-authenticator"
+_MEMBER = "this machine"  # the name of the key that a server writes for its own user
+_SHOWN = 8  # characters of a key in a log
 
 
 class Authenticator:
     """Answers ZeroMQ's authentication requests (ZAP, RFC 27) in a thread of its own. ZeroMQ asks during the handshake
-    of a peer, before it reads any message."""
+    of a peer, before it reads any message. The thread also calls `look` when the descriptor `watched` is readable."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], member: str) -> None:
-        self._member = z85.decode(member.encode())
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        keys: ServerKeys,
+        refusals: Refusals,
+        watched: int,
+        look: Callable[[], None],
+    ) -> None:
+        self._keys = AcceptedKeys(keys.member, keys.directory)
+        self._refusals = refusals
+        self._watched = watched
+        self._look = look
         self._requests = context.socket(zmq.REP)
         self._requests.setsockopt(zmq.LINGER, 0)
         self._requests.bind(_ENDPOINT)
@@ -31,9 +51,20 @@ class Authenticator:
         poller = zmq.Poller()
         poller.register(self._requests, zmq.POLLIN)
         poller.register(self._stopped, zmq.POLLIN)
-        while self._stopped not in dict(poller.poll()):
-            request = self._requests.recv_multipart()
-            self._requests.send_multipart(authenticate(request, self._member))
+        poller.register(self._watched, zmq.POLLIN)
+        while self._stopped not in (ready := dict(poller.poll())):
+            if self._watched in ready:
+                self._look()
+            if self._requests in ready:
+                self._requests.send_multipart(self._answer(self._requests.recv_multipart()))
+
+    def _answer(self, request: Sequence[bytes]) -> list[bytes]:
+        reply = authenticate(request, self._keys)
+        if reply[2] != b"200":
+            address = request[3].decode(errors="replace") if len(request) > 3 else "an unknown address"
+            shown = z85.encode(request[6])[:_SHOWN].decode() if len(request) > 6 and len(request[6]) == 32 else "none"
+            self._refusals.note("key", address, f"{address}: its key ({shown}...) is not one that this server lets in")
+        return reply
 
     def close(self) -> None:
         self._stop.send(b"")
@@ -42,9 +73,37 @@ class Authenticator:
             socket.close(linger=0)
 
 
-def authenticate(request: Sequence[bytes], member: bytes) -> list[bytes]:
+class AcceptedKeys:
+    """The public keys that a server lets in: the one that it has written for its user, and those of the directory of
+    client keys, which is read again when it has changed."""
+
+    def __init__(self, member: str, directory: Path | None) -> None:
+        self._member = z85.decode(member.encode())
+        self._directory = directory
+        self._authorized: dict[bytes, str] = {}
+        self._changed = 0
+
+    def name(self, public: bytes) -> str | None:
+        """The name of a key; None if it is not let in. While the directory cannot be used, none of its keys is."""
+        if public == self._member:
+            return _MEMBER
+        if self._directory is None:
+            return None
+        try:
+            changed = (self._directory / AUTHORIZED).stat().st_mtime_ns
+            if changed != self._changed:
+                found = read_authorized(self._directory)
+                self._authorized = {z85.decode(key.encode()): name for key, name in found.items()}
+                self._changed = changed
+        except (SettingsError, OSError, ValueError, KeyError) as error:
+            log.warning("no client key of %s is let in: %s", self._directory, error)
+            self._authorized, self._changed = {}, 0
+        return self._authorized.get(public)
+
+
+def authenticate(request: Sequence[bytes], keys: AcceptedKeys) -> list[bytes]:
     """The reply to a request, which has version, number, domain, address, identity, mechanism and credentials."""
     version, number = (*request[:2], b"", b"")[:2]
-    accepted = tuple(request[5:]) == (b"CURVE", member)
-    status = (b"200", b"OK", b"member") if accepted else (b"400", b"these are not the keys of this server", b"")
+    name = keys.name(request[6]) if len(request) == 7 and request[5] == b"CURVE" else None
+    status = (b"200", b"OK", name.encode()) if name else (b"400", b"this key is not one that the server lets in", b"")
     return [version or b"1.0", number, *status, b""]

@@ -8,31 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import select
+import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from gt.core.errors import ConnectionLost, SettingsError
+from gt.wire.addresses import NotResolved, resolve
 from gt.wire.authentication import Authenticator
 from gt.wire.codec import Frame
-from gt.wire.file_descriptors import open_files_limit, raise_open_files_limit, shut_down
+from gt.wire.file_descriptors import open_files_limit, peer_address, raise_open_files_limit, shut_down
+from gt.wire.refusals import Refusals
 from gt.wire.server_keys import MemberKeys, ServerKeys, find_keys
 from gt.wire.sockets import has_message, open_socket, receive, receive_from, send
 
 MAX_QUEUED = 1 << 16  # messages that a server queues for each peer, and from each peer
 _HANDSHAKE_SECONDS = 5.0
 _UNKNOWN_SHARE = 4  # a quarter of all connections may belong to peers that were not admitted
-_LOSSES = (
-    zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_CLOSED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+_FAILED_HANDSHAKES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_LOSSES = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _FAILED_HANDSHAKES
+_OTHER_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
+
+
+class NoConnection(Exception):
+    """No connection could be opened, for a reason that may pass."""
 
 
 class Link:
@@ -46,12 +50,14 @@ class Link:
         self._interrupt = interrupt
         self._context = zmq.Context()
         self._socket = open_socket(self._context, zmq.DEALER, milliseconds, silence)
+        self._is_encrypted = keys is not None
         if keys is not None:
             self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
             self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | _LOSSES)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECTED | _LOSSES)
         self._lost = False
+        self._has_connected = False
         self._endpoint = endpoint
         self._socket.connect(endpoint)
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
@@ -66,17 +72,26 @@ class Link:
 
     def is_opened(self) -> bool:
         """Wait for the end of the handshake; returns whether the connection is open. Raises SettingsError if the
-        server refuses the keys."""
+        server refuses the keys, and NoConnection if something answers that does not shake hands."""
         deadline = time.monotonic() + _HANDSHAKE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             if self._monitor.poll(int(left * 1000) + 1):
                 event = recv_monitor_message(self._monitor)["event"]
+                if event == zmq.EVENT_CONNECTED:
+                    self._has_connected = True
+                    continue
                 self._lost = event != zmq.EVENT_HANDSHAKE_SUCCEEDED
                 if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     raise SettingsError(
                         f"the server at {self._endpoint} refuses the keys that are kept for it; start the server "
-                        f"again, or set GT_KEYS to the directory that it writes its keys to"
+                        f"again, or set GT_KEYS to the directory that it writes its keys to; on another machine, make "
+                        f"a client key that it lets in: python -m gt.keys client NAME"
                     )
+                if event & _FAILED_HANDSHAKES and self._has_connected:
+                    hint = "client.key may be for another server, or this one does not encrypt"
+                    if not self._is_encrypted:
+                        hint = "it may require keys: leave out --insecure and GT_INSECURE"
+                    raise NoConnection(f"something answers at {self._endpoint}, but refuses the handshake: {hint}")
                 return not self._lost
         return False
 
@@ -121,12 +136,25 @@ class Link:
 
 
 def open_link(
-    endpoint: str, directory: Path, milliseconds: int, silence: float, interrupt: int | None = None
+    endpoint: str,
+    directory: Path | None,
+    milliseconds: int,
+    silence: float,
+    interrupt: int | None = None,
 ) -> Link | None:
-    """A connection to the dispatcher at an endpoint; None if no dispatcher of this user answers. See Link."""
-    keys = find_keys(directory, endpoint)
-    if keys is None and not endpoint.startswith("ipc:"):
-        return None
+    """A connection to the dispatcher at an endpoint; None if no dispatcher answers there, or this user has no keys for
+    it. `directory` is that of the keys (None: without encryption). Raises NoConnection where the reason is known, and
+    SettingsError where waiting does not help. See Link."""
+    keys = None
+    if endpoint.startswith("tcp:"):
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        try:
+            endpoint = f"tcp://{resolve(host)}:{port}"
+        except NotResolved as error:
+            raise NoConnection(str(error)) from None
+        keys = find_keys(directory, endpoint) if directory is not None else None
+        if keys is None and directory is not None:
+            return None
     link = Link(endpoint, keys, milliseconds, silence, interrupt)
     try:
         if link.is_opened():
@@ -138,16 +166,32 @@ def open_link(
     return None
 
 
+class _ConnectionEvent(NamedTuple):
+    """An event of a connection: `value` is its descriptor or, if its handshake has failed, the reason. `address` is
+    that of the other end of a new connection."""
+
+    kind: int
+    value: int
+    address: str
+
+
 class Router:
     """A dispatcher's end of all connections. A peer is named by its connection, and the name is never used again.
     Where too many connections were not admitted, the oldest are closed, so that they do not use up all descriptors.
-    `endpoint` has the port that the system chose if 0 was asked for."""
+    `endpoint` has the port that the system chose if 0 was asked for. Without `keys` nothing is encrypted."""
 
-    def __init__(self, endpoint: str, keys: ServerKeys | None, milliseconds: int, silence: float) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        keys: ServerKeys | None,
+        milliseconds: int,
+        silence: float,
+        refusals: Refusals | None = None,
+    ) -> None:
         raise_open_files_limit()
+        self.refusals = refusals or Refusals()
         self._max_unknown = open_files_limit() // _UNKNOWN_SHARE
         self._context = zmq.Context()
-        self._authenticator = Authenticator(self._context, keys.member) if keys is not None else None
         self._socket = open_socket(self._context, zmq.ROUTER, milliseconds, silence)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, MAX_QUEUED)
@@ -157,7 +201,15 @@ class Router:
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
             self._socket.setsockopt(zmq.ZAP_DOMAIN, b"gt")
             self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # refuses all peers if the authenticator has ended
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _FAILED_HANDSHAKES
+        )
+        self._monitoring = threading.Lock()  # the authenticator's thread reads the monitor too
+        self._events: deque[_ConnectionEvent] = deque()
+        self._authenticator: Authenticator | None = None
+        if keys is not None:
+            watched = int(self._monitor.getsockopt(zmq.FD))
+            self._authenticator = Authenticator(self._context, keys, self.refusals, watched, self._read_events)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError:
@@ -168,6 +220,8 @@ class Router:
         self._names: dict[int, bytes] = {}  # of peers, by the descriptor of their connection
         self._peers: dict[bytes, int] = {}
         self._unknown: dict[int, None] = {}  # descriptors of connections that were not admitted, the oldest first
+        self._addresses: dict[int, str] = {}  # of the other ends, by descriptor
+        self._problem: str | None = None  # of the handshake that has just failed
         self._lost: list[bytes] = []
 
     def receive(self, *, waits: bool = True) -> tuple[bytes, list[bytes]] | None:
@@ -215,28 +269,54 @@ class Router:
         lost, self._lost = self._lost, []
         return lost
 
-    def _notice_losses(self) -> None:
-        with contextlib.suppress(zmq.Again):
+    def address_of(self, name: bytes) -> str:
+        """The address of a peer, for people; "" if it is not known."""
+        return self._addresses.get(self._peers.get(name, -1), "")
+
+    def _read_events(self) -> None:
+        """Take the events of connections, and the addresses of new ones before they can be closed."""
+        with self._monitoring, contextlib.suppress(zmq.Again):
             while True:
                 event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-                descriptor = int(event["value"])
-                if event["event"] == zmq.EVENT_ACCEPTED:
-                    self._unknown[descriptor] = None
-                    continue
-                self._unknown.pop(descriptor, None)
-                name = self._names.pop(descriptor, None)
-                if name is not None:
-                    del self._peers[name]
-                    self._lost.append(name)
+                kind, value = int(event["event"]), int(event["value"])
+                address = peer_address(value) if kind == zmq.EVENT_ACCEPTED else ""
+                self._events.append(_ConnectionEvent(kind, value, address))
+
+    def _notice_losses(self) -> None:
+        self._read_events()
+        while self._events:
+            self._note_event(self._events.popleft())
         while len(self._unknown) > self._max_unknown:
             oldest = next(iter(self._unknown))
             del self._unknown[oldest]
             shut_down(oldest)
 
+    def _note_event(self, event: _ConnectionEvent) -> None:
+        if event.kind == zmq.EVENT_ACCEPTED:
+            self._unknown[event.value] = None
+            self._addresses[event.value] = event.address
+        elif event.kind & _FAILED_HANDSHAKES:  # the next event is the end of the same connection
+            no_peer = "it does not encrypt as this server does, or is no peer of GT"
+            self._problem = "it has the key of another server" if event.value == _OTHER_KEY else no_peer
+        elif event.kind == zmq.EVENT_DISCONNECTED:
+            self._note_end(event.value)
+
+    def _note_end(self, descriptor: int) -> None:
+        address = self._addresses.pop(descriptor, "")
+        problem, self._problem = self._problem, None
+        if problem is not None:
+            peer = address or "a connection"
+            self.refusals.note("handshake", peer, f"{peer}: {problem}")
+        self._unknown.pop(descriptor, None)
+        name = self._names.pop(descriptor, None)
+        if name is not None:
+            del self._peers[name]
+            self._lost.append(name)
+
     def close(self) -> None:
+        if self._authenticator is not None:
+            self._authenticator.close()  # first: its thread reads the monitor
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close()
-        if self._authenticator is not None:
-            self._authenticator.close()
         self._context.term()

@@ -1,4 +1,4 @@
-"""File descriptors: raises their limit, and ends single connections of a ZeroMQ socket."""
+"""File descriptors: raises their limit, and the connections of a ZeroMQ socket behind them."""
 
 from __future__ import annotations
 
@@ -30,3 +30,18 @@ def shut_down(descriptor: int) -> None:
             connection.shutdown(socket.SHUT_RDWR)
         finally:
             connection.detach()
+
+
+def peer_address(descriptor: int) -> str:
+    """The IP address of the other end of a connection; "" if it has ended, or has none."""
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:
+        return ""
+    try:
+        name = connection.getpeername()
+    except OSError:
+        return ""
+    finally:
+        connection.detach()
+    return str(name[0]) if isinstance(name, tuple) else ""

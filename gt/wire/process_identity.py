@@ -10,12 +10,27 @@ from pathlib import Path
 
 @functools.cache
 def this_host() -> str:
-    """The identity of this machine: processes with the same one see the same pids and the same shared memory."""
+    """The identity of this machine: processes with the same one see the same pids and the same shared memory. Its parts
+    are the start of the kernel, the pid namespace and the file system of `/dev/shm`: two containers of a machine differ
+    in the second or third, and two machines of one name in the first."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return socket.gethostname()
-    return f"{socket.gethostname()}-{boot}-{process_namespace()}"
+    return f"{boot}-{process_namespace()}-{_shared_file_system()}"
+
+
+def host_name() -> str:
+    """The name of this machine, for people."""
+    return socket.gethostname()
+
+
+def _shared_file_system() -> int:
+    """The device number of `/dev/shm`, which each mount of it has to itself; 0 if there is none."""
+    try:
+        return os.stat("/dev/shm").st_dev
+    except OSError:
+        return 0
 
 
 @functools.cache

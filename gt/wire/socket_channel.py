@@ -26,12 +26,14 @@ from gt.core.messages import (
 from gt.core.progress import ProgressDisplay
 from gt.version import __version__
 from gt.wire import shared_memory
+from gt.wire.addresses import LOOPBACK
 from gt.wire.client_channel import CLOSED, Received, Upload
+from gt.wire.cluster_keys import CLIENT_FILE
 from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, encode, encode_batches, read_bytes, uncounted_bytes
-from gt.wire.connections import Link, open_link
+from gt.wire.connections import Link, NoConnection, open_link
 from gt.wire.long_waits import LongWait
 from gt.wire.payloads import CopyBytes, Payloads
-from gt.wire.process_identity import is_running, start_mark, this_host
+from gt.wire.process_identity import host_name, is_running, start_mark, this_host
 from gt.wire.wakeups import MessageWait
 
 _CHECK_SECONDS = 0.5
@@ -40,12 +42,12 @@ _RETRY_SECONDS = 0.1
 
 class SocketChannel:
     """A connection over a socket. `copy` writes to memory shared with workers of this machine (None: none is shared).
-    `keys` is the directory of the servers' keys. A server that is silent for `silence` seconds is given up. Raises
-    ServerLost when the server has ended."""
+    `keys` is the directory of the servers' keys (None: without encryption). A server that is silent for `silence`
+    seconds is given up. Raises ServerLost when the server has ended."""
 
     is_asynchronous = True
 
-    def __init__(self, endpoint: str, copy: CopyBytes | None, keys: Path, silence: float) -> None:
+    def __init__(self, endpoint: str, copy: CopyBytes | None, keys: Path | None, silence: float) -> None:
         self._endpoint = endpoint
         self._payloads = Payloads(copy)
         self._keys = keys
@@ -61,12 +63,11 @@ class SocketChannel:
     def greet(self, wants_workers: int, timeout: float, display: ProgressDisplay | None = None) -> Welcome:
         """Shake hands with the server, which answers when so many workers have joined it. The `display` shows for what
         a long wait is."""
-        hello = Hello(__version__, "client", this_host(), os.getpid(), wants_workers=wants_workers)
-        deadline = time.monotonic() + timeout
-        reason = (
-            f"no server of this user answers at {self._endpoint}, or its keys are not in {self._keys}; start one with: "
-            f"python -m gt.server"
+        hello = Hello(
+            __version__, "client", this_host(), os.getpid(), wants_workers=wants_workers, hostname=host_name()
         )
+        deadline = time.monotonic() + timeout
+        reason = self._describe_absence()
 
         def describe_wait() -> str:
             return reason
@@ -75,7 +76,7 @@ class SocketChannel:
             while time.monotonic() < deadline:
                 wait.tell(describe_wait)
                 if self._link is None or self._link.is_lost():
-                    self._reopen(hello)
+                    reason = self._reopen(hello) or reason
                     continue
                 frames = self._link.receive(waits=False)
                 for answer, *_ in self._unpack(frames)[0] if frames is not None else ():
@@ -89,15 +90,35 @@ class SocketChannel:
                 self.wait()
         raise ServerLost(f"after {timeout:g} s of waiting: {reason}")
 
-    def _reopen(self, hello: Hello) -> None:
+    def _describe_absence(self) -> str:
+        if self._keys is None:
+            return f"no server without encryption answers at {self._endpoint}; start one with: python -m gt.server"
+        text = (
+            f"no server of this user answers at {self._endpoint}, or its keys are not in {self._keys}; start one with: "
+            f"python -m gt.server"
+        )
+        if self._endpoint.startswith(f"tcp://{LOOPBACK}:"):
+            return text
+        return (
+            f"{text}; a server of another machine needs a client key in {self._keys / CLIENT_FILE} (python -m gt.keys)"
+        )
+
+    def _reopen(self, hello: Hello) -> str:
+        """Try to connect; returns why that was not possible, if it is known."""
         if self._link is not None:
             self._link.close()
-        self._link = open_link(self._endpoint, self._keys, 0, self._silence)
+            self._link = None
+        try:
+            self._link = open_link(self._endpoint, self._keys, 0, self._silence)
+        except NoConnection as error:
+            time.sleep(_RETRY_SECONDS)
+            return str(error)
         if self._link is None:
             time.sleep(_RETRY_SECONDS)
-            return
+            return ""
         with contextlib.suppress(ConnectionLost):
             self._link.send(encode([hello]))
+        return ""
 
     def _note_server(self, welcome: Welcome) -> None:
         is_here = welcome.host == this_host()

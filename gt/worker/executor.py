@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from typing import Any, TypeAlias
 
@@ -416,13 +417,13 @@ class Executor:
 
     def _host_store(self, command: WorkerHostStore) -> None:
         try:
-            self._report(StoreReady(self.exchange.host_store()))
+            self._report(StoreReady(self.exchange.host_store(), secrets.token_hex(32)))
         except Exception as error:
             log.warning("worker %d cannot host the store of process groups: %s", self.worker, error)
 
     def _join_store(self, command: WorkerJoinStore) -> None:
         """The host of the store may have ended. Then exchanges fail with errors of their own, and other ops go on."""
         try:
-            self.exchange.join_store(command.host, command.port, command.worker)
+            self.exchange.join_store(command.host, command.port, command.worker, command.token)
         except Exception as error:
-            log.warning("worker %d cannot join the store at port %d: %s", self.worker, command.port, error)
+            log.warning("worker %d cannot join the store at %s:%d: %s", self.worker, command.host, command.port, error)

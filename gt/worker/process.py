@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,9 +30,11 @@ from gt.core.messages import (
 from gt.core.settings import Settings
 from gt.version import __version__
 from gt.wire import shared_memory
+from gt.wire.addresses import LOOPBACK, NotResolved, reaching_address, resolve
+from gt.wire.cluster_keys import CLIENT_FILE
 from gt.wire.codec import Buffer, Decoder, Frame, encode, encode_batches, join
-from gt.wire.connections import Link, open_link
-from gt.wire.process_identity import is_running, start_mark, this_host
+from gt.wire.connections import Link, NoConnection, open_link
+from gt.wire.process_identity import host_name, is_running, start_mark, this_host
 from gt.wire.server_keys import keys_directory
 from gt.worker.compilation.private_directory import shared_directory
 from gt.worker.compilation.server_connection import CompileServerConnection
@@ -45,6 +47,8 @@ log = logging.getLogger("gt.worker")
 POLL_MS = 500
 _RETRY_SECONDS = 0.1
 _ENDING_SECONDS = 0.5
+_SIGNAL_SECONDS = 0.05  # for the handler of a signal that arrived in another thread
+_DRAINING_SECONDS = 2.0  # for the batches that a worker has received when it is told to end
 _MAX_REFUSALS = 3  # a worker ends after so many
 _REFUSAL_SECONDS = 60.0  # within this time
 
@@ -54,7 +58,8 @@ class _Refusal(ConnectionLost):
 
 
 class WorkerProcess:
-    """The connection to the server, and the engine. Everything else is made anew each time the worker joins."""
+    """The connection to the server, and the engine. Everything else is made anew each time the worker joins, after
+    which `note_joined` is called with its id and device."""
 
     def __init__(
         self,
@@ -64,16 +69,20 @@ class WorkerProcess:
         threads: int = 0,
         settings: Settings | None = None,
         compile_directory: Path | None = None,
+        note_joined: Callable[[int, str], None] = lambda worker, device: None,
     ) -> None:
         settings = settings or Settings()
+        self._note_joined = note_joined
         self._shares_memory = settings.shares_memory
         self._transport = settings.transport
         self._attached = shared_memory.AttachedBuffers()
-        self._keys = keys_directory(settings.keys) if endpoint.startswith("tcp:") else Path()
+        self._keys = _keys_for(endpoint, settings)
+        self._interface = settings.interface
         # The dispatcher of local workers is inside a program that its user may stop and continue, so silence says
         # nothing about it; the end of its process does.
         self._silence = 0.0 if endpoint.startswith("ipc:") else settings.heartbeat_timeout
         self._stopping = False
+        self._is_dismissed = False  # told to end by its server, not by a signal
         self._interrupt = socket.socketpair()  # ends waits for messages when the worker is told to stop
         self._interrupt[1].setblocking(False)
         self._endpoint = endpoint
@@ -97,6 +106,7 @@ class WorkerProcess:
             while not self._stopping:
                 self._run_once()
         except ServerLost:
+            time.sleep(_SIGNAL_SECONDS)
             if not self._stopping:  # a worker and its server are often told to end together
                 raise
         finally:
@@ -108,9 +118,12 @@ class WorkerProcess:
         if executor is None:
             return
         log.info("worker %d computes on %s", executor.worker, self._engine.device)
+        self._note_joined(executor.worker, self._engine.device)
         try:
             with self._engine.isolated():
                 self._serve(executor)
+            if not self._is_dismissed:
+                self._send([Goodbye("it was told to end (SIGTERM)")])
         except ConnectionLost as error:
             self._require_server()
             if self._stopping:
@@ -138,11 +151,17 @@ class WorkerProcess:
             )
 
     def _serve(self, executor: Executor) -> None:
+        """Run batches until the worker is told to end, and then those that it has received already."""
         assert self._link is not None
-        while not self._stopping:
-            frames = self._ahead.popleft() if self._ahead else self._link.receive()
+        end = float("inf")
+        while time.monotonic() < end:
+            if self._stopping and end == float("inf"):
+                end = time.monotonic() + _DRAINING_SECONDS
+            frames = self._ahead.popleft() if self._ahead else self._link.receive(waits=not self._stopping)
             if frames is not None:
                 self._run_batch(executor, frames)
+            elif self._stopping:
+                return
             elif self._link.is_lost():
                 raise ConnectionLost("the connection was lost")
             else:
@@ -170,6 +189,7 @@ class WorkerProcess:
             if isinstance(message, WorkerLosePeer):
                 self._exchange.lose_worker(message.worker)
             elif isinstance(message, WorkerShutdown):
+                self._is_dismissed = True
                 self.stop()
             elif isinstance(message, Refused):
                 self._refused_ahead = message.reason
@@ -189,11 +209,17 @@ class WorkerProcess:
         """Wait for a server and join it. None if `stop` is called before that. Raises ServerLost if a server that this
         worker had joined has ended."""
         notice = time.monotonic() + 10
+        problem = ""
         while not self._stopping:
             if time.monotonic() > notice:
-                log.warning("waiting for a server at %s; start one with: python -m gt.server", self._endpoint)
+                hint = problem or f"start one with: python -m gt.server{_keys_hint(self._keys, self._endpoint)}"
+                log.warning("waiting for a server at %s; %s", self._endpoint, hint)
                 notice = time.monotonic() + 60
-            self._link = open_link(self._endpoint, self._keys, POLL_MS, self._silence, self._interrupt[0].fileno())
+            try:
+                self._link = open_link(self._endpoint, self._keys, POLL_MS, self._silence, self._interrupt[0].fileno())
+                problem = ""
+            except NoConnection as error:
+                self._link, problem = None, str(error)
             if self._link is None:
                 self._check_server()  # the one that this worker had joined may have ended meanwhile
                 time.sleep(_RETRY_SECONDS)
@@ -216,6 +242,8 @@ class WorkerProcess:
             name,
             memory=self._engine.memory(),
             overlaps=not shares_memory(self._engine.device, self._transport),
+            hostname=host_name(),
+            address=(address := self._find_address()),
         )
         try:
             link.send(encode([hello]))
@@ -228,7 +256,7 @@ class WorkerProcess:
         if isinstance(answer, Refused):
             raise ProtocolError(answer.reason)
         self._server = (answer.pid, start_mark(answer.pid)) if answer.host == this_host() else (0, "")
-        self._exchange = ProcessExchange(answer.ident, self._engine.device, self._look_ahead, self._transport)
+        self._exchange = ProcessExchange(answer.ident, self._engine.device, self._look_ahead, self._transport, address)
         self._ahead.clear()
         self._refused_ahead = ""
         return Executor(
@@ -242,6 +270,14 @@ class WorkerProcess:
             compiles_all=self._compiles_all,
         )
 
+    def _find_address(self) -> str:
+        """The address at which other workers reach this one."""
+        if not self._endpoint.startswith("tcp:"):
+            return LOOPBACK
+        with contextlib.suppress(NotResolved):
+            return reaching_address(self._interface, resolve(_host_of(self._endpoint)))
+        return LOOPBACK
+
     def _run_batch(self, executor: Executor, frames: Sequence[Frame]) -> None:
         received, payloads = self._commands.decode(frames)
         if isinstance(received[0], Refused):  # always the only message of its batch
@@ -249,6 +285,7 @@ class WorkerProcess:
         commands = cast(list[Command], received)
         if isinstance(commands[-1], WorkerShutdown):
             commands.pop()
+            self._is_dismissed = True
             self.stop()
         created = [command for command in commands if isinstance(command, WorkerCreateTensor)]
         # Lazily: the shared buffers of a client that has left are removed, which must fail its tensors only.
@@ -300,6 +337,24 @@ class WorkerProcess:
         if self._link is not None:
             self._link.close()
         shared_memory.sweep(os.getpid())
+
+
+def _keys_for(endpoint: str, settings: Settings) -> Path | None:
+    """The directory of the keys for a server at a port; None if the user does without encryption."""
+    if not endpoint.startswith("tcp:"):
+        return Path()
+    return None if settings.insecure else keys_directory(settings.keys)
+
+
+def _keys_hint(keys: Path | None, endpoint: str) -> str:
+    """What else a worker of another machine may miss."""
+    if keys is None or not endpoint.startswith("tcp:") or _host_of(endpoint) == LOOPBACK:
+        return ""
+    return f", and put a client key for it into {keys / CLIENT_FILE} (python -m gt.keys)"
+
+
+def _host_of(endpoint: str) -> str:
+    return endpoint.removeprefix("tcp://").rpartition(":")[0]
 
 
 def _is_inline(report: Any) -> bool:

@@ -132,7 +132,9 @@ def test_failures_in_backward_tell_the_line_of_the_backward(anywhere):
         ({"mode": "connected"}, "GT_SERVER"),
         ({"server": "localhost"}, "host:port"),
         ({"server": "localhost:99999999"}, "host:port"),
-        ({"server": "10.0.0.5:1234"}, "not a loopback address"),
+        ({"server": "a server:1234"}, "the name or IPv4 address of a host"),
+        ({"min_workers": 2}, "use workers="),
+        ({"server": "localhost:1234", "min_workers": 0}, "at least 1"),
         ({"server": "localhost:1234", "workers": 2}, "not both"),
     ],
 )

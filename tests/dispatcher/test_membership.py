@@ -98,3 +98,35 @@ def test_a_worker_that_becomes_ready_is_told_to_every_session():
     assert answers(harness.join()) == [], "it cannot exchange tensors before there is a store"
     joined = answers(harness.report(1, StoreReady(40001)))
     assert [news.worker.worker for news in joined] == [2, 3]
+
+
+def ready(harness):
+    return [info.worker for info in harness.dispatcher.ready_workers()]
+
+
+def test_the_store_moves_to_a_worker_that_others_reach_when_one_of_another_machine_joins():
+    harness = harness_with(2)
+    assert harness.join("there", "10.0.0.2") == [ToWorkers((2,), WorkerHostStore())]
+    assert ready(harness) == [0, 1], "they go on with their store"
+    store = WorkerJoinStore("10.0.0.2", 40002, 2, "token")
+    assert harness.report(2, StoreReady(40002, "token"))[0] == ToWorkers((0, 1, 2), store)
+    assert ready(harness) == [0, 1, 2]
+    assert harness.join("here")[0] == ToWorkers((3,), store)
+
+
+def test_a_store_that_was_asked_for_before_another_host_was_chosen_is_not_used():
+    harness = DispatcherHarness(0)
+    for _ in range(2):
+        harness.join()
+    harness.join("there", "10.0.0.2")
+    assert harness.report(0, StoreReady(40000)) == []
+    assert harness.report(2, StoreReady(40002)) == [ToWorkers((0, 1, 2), WorkerJoinStore("10.0.0.2", 40002, 2))]
+
+
+def test_a_host_of_the_store_that_all_reach_is_followed_by_another():
+    harness = DispatcherHarness(0)
+    for host, address in (("here", "127.0.0.1"), ("there", "10.0.0.2"), ("over there", "10.0.0.3")):
+        harness.join(host, address)
+    harness.report(1, StoreReady(40001))
+    assert ready(harness) == [0, 1, 2]
+    assert harness.lose(1)[-1] == ToWorkers((2,), WorkerHostStore())

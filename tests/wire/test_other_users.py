@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 import zmq
+from zmq.utils import z85
 
 import gt
 from gt.client import active_session
@@ -23,7 +24,7 @@ from gt.core.messages import ByteRange, CreateTensor, FetchTensor, Located, Loca
 from gt.dispatcher.message_queue import ToClient
 from gt.launch.local_processes import LocalProcesses
 from gt.wire import shared_memory
-from gt.wire.authentication import authenticate
+from gt.wire.authentication import AcceptedKeys, authenticate
 from gt.wire.codec import MAX_FRAME
 from gt.wire.server_keys import find_keys, make_keys, remove_keys, write_keys
 from tests.dispatcher.recording_server import RecordingServer, hello
@@ -127,7 +128,8 @@ def test_another_user_cannot_reach_the_dispatcher_of_local_workers(monkeypatch, 
 
 def test_only_a_client_with_the_key_is_authenticated():
     question = [b"1.0", b"7", b"gt", b"127.0.0.1", b"", b"CURVE", b"k" * 32]
-    assert authenticate(question, b"k" * 32)[:3] == [b"1.0", b"7", b"200"]
+    keys = AcceptedKeys(z85.encode(b"k" * 32).decode(), None)
+    assert authenticate(question, keys)[:3] == [b"1.0", b"7", b"200"]
     for other in (
         [*question[:6], b"x" * 32],
         [*question[:5], b"NULL"],
@@ -135,7 +137,7 @@ def test_only_a_client_with_the_key_is_authenticated():
         [],
         [b"1.0"],
     ):
-        assert authenticate(other, b"k" * 32)[2] == b"400"
+        assert authenticate(other, keys)[2] == b"400"
 
 
 # Keys

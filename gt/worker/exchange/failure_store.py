@@ -12,9 +12,9 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import msgspec
-import torch.distributed as dist
 
 from gt.core.messages import Failure
+from gt.worker.exchange.sealed_store import SealedStore
 from gt.worker.failed_value import FailedValue
 
 log = logging.getLogger("gt.worker")
@@ -28,7 +28,7 @@ class FailureStore:
     """Writes and reads failures by their exchange and task. `store` is a function, because a worker may join another
     store later."""
 
-    def __init__(self, store: Callable[[], dist.Store], worker: int) -> None:
+    def __init__(self, store: Callable[[], SealedStore], worker: int) -> None:
         self._store = store
         self._worker = worker
         self._written: deque[str] = deque()

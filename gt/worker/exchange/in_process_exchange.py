@@ -49,7 +49,7 @@ class InProcessExchange:
     def host_store(self) -> int:
         return 0
 
-    def join_store(self, host: str, port: int, worker: int) -> None:
+    def join_store(self, host: str, port: int, worker: int, token: str = "") -> None:
         """Workers of one process need no store."""
 
     def lose_worker(self, worker: int) -> None:

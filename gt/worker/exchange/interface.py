@@ -114,8 +114,8 @@ class Exchange(Protocol):
     def host_store(self) -> int:
         """Start the store by which workers find each other; returns its port."""
 
-    def join_store(self, host: str, port: int, worker: int) -> None:
-        """Connect to the store that `worker` hosts."""
+    def join_store(self, host: str, port: int, worker: int, token: str = "") -> None:
+        """Connect to the store that `worker` hosts. All workers that were introduced to each other know its `token`."""
 
     def lose_worker(self, worker: int) -> None:
         """The dispatcher has lost a worker: no exchange waits for it to come."""

@@ -7,6 +7,8 @@ The dispatcher orders all exchanges, so every member of one comes to it after th
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -16,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from gt.core.cpus import usable_cpus
+from gt.wire.addresses import LOOPBACK, interface_of, is_loopback
 from gt.worker.exchange import futex
 from gt.worker.exchange.arena import Arena, MemoryFile
 from gt.worker.exchange.collective_works import GatherWork, SumWork, wait_for_collective
@@ -33,7 +36,8 @@ from gt.worker.exchange.interface import LookAhead, MoveTask, Work
 from gt.worker.exchange.local_steps import LocalStep
 from gt.worker.exchange.member_status import STATUS_BYTES, GroupPeer, PeerMemory
 from gt.worker.exchange.process_groups import ProcessGroup, work_of
-from gt.worker.exchange.rendezvous import CONNECT_TIMEOUT, LOOPBACK, MEMBER_TIMEOUT, Rendezvous
+from gt.worker.exchange.rendezvous import CONNECT_TIMEOUT, MEMBER_TIMEOUT, Rendezvous
+from gt.worker.exchange.sealed_store import SealedStore
 from gt.worker.exchange.shared_memory_groups import SharedMemoryGroup
 from gt.worker.exchange.torch_private import make_gloo_group, make_nccl_group
 
@@ -49,13 +53,20 @@ def shares_memory(device: str, transport: str) -> bool:
 
 class ProcessExchange:
     """The groups of one worker. `transport` forces one way for all of them: "shared", "gloo" or "nccl"; with "", CPU
-    workers of one machine share memory, GPUs use NCCL, and others Gloo."""
+    workers of one machine share memory, GPUs use NCCL, and others Gloo. Other workers reach this one at `address`."""
 
-    def __init__(self, worker: int, device: str, look_ahead: LookAhead = lambda: None, transport: str = "") -> None:
+    def __init__(
+        self,
+        worker: int,
+        device: str,
+        look_ahead: LookAhead = lambda: None,
+        transport: str = "",
+        address: str = LOOPBACK,
+    ) -> None:
         self._worker = worker
         self._device = torch.device(device)
         self._transport = transport
-        self.rendezvous = Rendezvous(worker, _gpu_uuid(self._device), look_ahead)
+        self.rendezvous = Rendezvous(worker, _gpu_uuid(self._device), look_ahead, address)
         self.groups: dict[tuple[int, ...], AnyGroup] = {}
         self.in_flight = InFlightSends(wait_for_collective)
         self._arena = Arena()
@@ -69,8 +80,8 @@ class ProcessExchange:
     def host_store(self) -> int:
         return self.rendezvous.host_store()
 
-    def join_store(self, host: str, port: int, worker: int) -> None:
-        self.rendezvous.join_store(host, port, worker)
+    def join_store(self, host: str, port: int, worker: int, token: str = "") -> None:
+        self.rendezvous.join_store(host, port, worker, token)
 
     def lose_worker(self, worker: int) -> None:
         self.rendezvous.lost.add(worker)
@@ -138,14 +149,21 @@ class ProcessExchange:
         shared: SharedMemoryGroup | None = None
         try:
             status = f"{memory.descriptor} {memory.number}" if memory is not None else ""
-            statuses = self.rendezvous.gather(store, members, "here", status)
+            told = self.rendezvous.gather(store, members, "here", f"{secrets.token_hex(16)} {status}")
+            nonces = [told[member].partition(" ")[0] for member in members]
+            statuses = {member: text.partition(" ")[2] for member, text in told.items()}
             self.rendezvous.require_running(members)  # a member may have come and ended before the last one came
-            if memory is not None and all(statuses.values()):
+            if memory is not None and all(statuses.values()) and self._are_here(members):
                 shared = self._try_shared(store, members, memory, statuses)
         finally:
             if memory is not None and shared is None:
                 memory.close()
-        return shared or self._make_process_group(store, members)
+        return shared or self._make_process_group(store, members, nonces)
+
+    def _are_here(self, members: tuple[int, ...]) -> bool:
+        """Whether all members are on this machine: between machines no memory is shared."""
+        found = [self.rendezvous.find_member(worker) for worker in members]
+        return all(member is not None and member.is_here for member in found)
 
     def _new_status(self) -> MemoryFile | None:
         """Memory for the status of this worker in a new group; None if this worker does not share memory."""
@@ -158,7 +176,7 @@ class ProcessExchange:
             return None
 
     def _try_shared(
-        self, store: dist.Store, members: tuple[int, ...], memory: MemoryFile, statuses: dict[int, str]
+        self, store: SealedStore, members: tuple[int, ...], memory: MemoryFile, statuses: dict[int, str]
     ) -> SharedMemoryGroup | None:
         """A group that shares memory, if every member can map that of all others. All members decide alike."""
         peers: dict[int, GroupPeer] = {}
@@ -184,9 +202,10 @@ class ProcessExchange:
         descriptor, number = map(int, status.split())
         return GroupPeer(worker, memory, (descriptor, number), partial(self.rendezvous.is_lost, worker), spins=spins)
 
-    def _make_process_group(self, store: dist.Store, members: tuple[int, ...]) -> ProcessGroup:
+    def _make_process_group(self, store: SealedStore, members: tuple[int, ...], nonces: Sequence[str]) -> ProcessGroup:
+        """`nonces` are what the members have chosen for this group, in their order."""
         try:
-            backend, problem = self._connect(store, members), ""
+            backend, problem = self._connect(store, members, nonces), ""
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
         for member, told in self.rendezvous.gather(store, members, "connected", problem).items():
@@ -201,26 +220,42 @@ class ProcessExchange:
             if worker != self._worker and self.rendezvous.is_lost(worker):
                 raise RuntimeError(f"worker {worker} is lost")
 
-    def _connect(self, store: dist.Store, members: tuple[int, ...]) -> GroupBackend:
+    def _connect(self, store: SealedStore, members: tuple[int, ...], nonces: Sequence[str]) -> GroupBackend:
         rank, size = members.index(self._worker), len(members)
         found = [self.rendezvous.find_member(worker) for worker in members]
         can_nccl = can_use_nccl([member.gpu for member in found if member is not None])
         if self._transport == "shared":
             raise RuntimeError(f"GT_TRANSPORT=shared, but workers {members} cannot share memory")
         if self._transport == "gloo" or (not can_nccl and self._transport != "nccl"):
-            return GlooGroup(
-                self.rendezvous.connect_running(
-                    members, lambda own: make_gloo_group(own, rank, size, LOOPBACK, CONNECT_TIMEOUT, MEMBER_TIMEOUT)
-                )
-            )
+            return self._connect_gloo(store, members, nonces)
         if not can_nccl:
             raise RuntimeError(f"GT_TRANSPORT=nccl needs a GPU for each of workers {members}")
         torch.cuda.set_device(self._device)
-        group = make_nccl_group(store, rank, size, MEMBER_TIMEOUT)
+        self._choose_nccl_interface(members)
+        group = make_nccl_group(self.rendezvous.group_store(members), rank, size, MEMBER_TIMEOUT)
         # All members are here now. A member with nothing to send or to receive does not come to the first exchange.
         group.eager_connect_single_device(self._device)
         self._stream = self._stream or CommunicationStream(self._device)
         return NcclGroup(group, self._device, self._stream)
+
+    def _connect_gloo(self, store: SealedStore, members: tuple[int, ...], nonces: Sequence[str]) -> GlooGroup:
+        """Members prove to each other that the dispatcher has introduced them, before they exchange anything."""
+        rank, size = members.index(self._worker), len(members)
+        address = self.rendezvous.listening_address(members)
+
+        def connect(own: dist.Store) -> GlooGroup:
+            group = GlooGroup(make_gloo_group(own, rank, size, address, CONNECT_TIMEOUT, MEMBER_TIMEOUT))
+            store.prove_membership(group, rank, nonces, CONNECT_TIMEOUT)
+            return group
+
+        return self.rendezvous.connect_running(members, connect)
+
+    def _choose_nccl_interface(self, members: tuple[int, ...]) -> None:
+        """Let NCCL use the interface that reaches the other workers, unless the user has chosen one. It reads the
+        variable when this process connects its first group."""
+        address = self.rendezvous.listening_address(members)
+        if not is_loopback(address) and (name := interface_of(address)):
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
 def _gpu_uuid(device: torch.device) -> str:

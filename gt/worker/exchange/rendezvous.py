@@ -18,10 +18,11 @@ from typing import TypeVar
 import msgspec
 import torch.distributed as dist
 
+from gt.wire.addresses import LOOPBACK, address_towards, is_loopback
 from gt.wire.process_identity import is_running, start_mark, this_host
 from gt.worker.exchange.interface import LookAhead
+from gt.worker.exchange.sealed_store import SealedStore, hidden_prefix
 
-LOOPBACK = "127.0.0.1"  # connections between workers are not authenticated
 CONNECT_TIMEOUT = timedelta(seconds=60)  # for the store to answer, and for members that have met to be connected
 MEMBER_TIMEOUT = timedelta(hours=1)  # for a member: it may have much to compute first, and one that dies is noticed
 LONGEST_PAUSE = 0.05  # seconds between two looks at the store
@@ -30,12 +31,14 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Member(msgspec.Struct, array_like=True, frozen=True):
-    """A worker as the others know it: the process, to notice its end, and the uuid of its GPU, or nothing."""
+    """A worker as the others know it: the process, to notice its end, the uuid of its GPU, or nothing, and the address
+    at which it listens."""
 
     host: str
     pid: int
     mark: str
     gpu: str
+    address: str = LOOPBACK
 
     @property
     def is_here(self) -> bool:
@@ -52,27 +55,30 @@ _decoder = msgspec.msgpack.Decoder(Member)
 
 class Rendezvous:
     """A worker's connection to the store, which `host` hosts; `members` are the workers found in it so far, and `lost`
-    those that the dispatcher has given up, whether they were ever in the store or not."""
+    those that the dispatcher has given up, whether they were ever in the store or not. Others reach this worker at
+    `address`."""
 
-    def __init__(self, worker: int, gpu: str, look_ahead: LookAhead) -> None:
+    def __init__(self, worker: int, gpu: str, look_ahead: LookAhead, address: str = LOOPBACK) -> None:
         self.host = worker
         self.members: dict[int, Member] = {}
         self.lost: set[int] = set()
         self._look_ahead = look_ahead
         self._worker = worker
         self._gpu = gpu
+        self._own_address = address
         self._hosted: dist.TCPStore | None = None
-        self._store: dist.Store | None = None
+        self._store: SealedStore | None = None
+        self._token = ""
         self._address = "", 0
         self._attempts: dict[tuple[int, ...], int] = {}
 
     def host_store(self) -> int:
         with socket.socket() as listening:
-            listening.bind((LOOPBACK, 0))
+            listening.bind((self._own_address, 0))
             listening.listen()
             port = int(listening.getsockname()[1])
             self._hosted = dist.TCPStore(
-                LOOPBACK,
+                self._own_address,
                 port,
                 is_master=True,
                 wait_for_workers=False,
@@ -81,12 +87,13 @@ class Rendezvous:
             )
         return port
 
-    def join_store(self, host: str, port: int, worker: int) -> None:
+    def join_store(self, host: str, port: int, worker: int, token: str = "") -> None:
         self.host = worker
         self._address = host, port
-        self._store = self._new_connection()
+        self._token = token
+        self._store = SealedStore(self._new_connection(), token, "workers")
         self._attempts.clear()
-        member = Member(this_host(), os.getpid(), start_mark(os.getpid()), self._gpu)
+        member = Member(this_host(), os.getpid(), start_mark(os.getpid()), self._gpu, self._own_address)
         self._store.set(f"worker {self._worker}", _encoder.encode(member))
 
     def leave(self) -> None:
@@ -95,16 +102,25 @@ class Rendezvous:
             with contextlib.suppress(Exception):  # the store may have ended, and its waiting workers with it
                 self._store.set(f"left {self._worker}", "")
 
-    def require_store(self) -> dist.Store:
+    def require_store(self) -> SealedStore:
         assert self._store is not None, "the dispatcher sends the store's address before any exchange"
         return self._store
 
-    def new_attempt(self, members: tuple[int, ...]) -> dist.Store:
+    def new_attempt(self, members: tuple[int, ...]) -> SealedStore:
         """An empty part of the store: keys that a failed attempt to connect has left would confuse the next one."""
         attempt = self._attempts[members] = self._attempts.get(members, 0) + 1
-        return dist.PrefixStore(f"{members} {attempt}", self.require_store())
+        return self.require_store().part(f"{members} {attempt}")
 
-    def gather(self, store: dist.Store, members: Sequence[int], stage: str, message: str = "") -> dict[int, str]:
+    def listening_address(self, members: Sequence[int]) -> str:
+        """The address at which this worker listens for the members of a group, once all have come: its own or, if it
+        knows only that of its loopback interface, the one that reaches a member elsewhere."""
+        if not is_loopback(self._own_address):
+            return self._own_address
+        found = [self.find_member(worker) for worker in members]
+        outside = [member.address for member in found if member is not None and not is_loopback(member.address)]
+        return address_towards(outside[0]) if outside else self._own_address
+
+    def gather(self, store: SealedStore, members: Sequence[int], stage: str, message: str = "") -> dict[int, str]:
         """Wait until all members have reached a stage; returns the message of each. Raises where a member is lost."""
         store.set(f"{stage} {self._worker}", message)
         keys = [f"{stage} {member}" for member in members]
@@ -146,7 +162,7 @@ class Rendezvous:
         """Call a function that connects the members, which waits for all of them. Raises where a member is lost
         meanwhile: the call is then left to a thread of its own, which ends after CONNECT_TIMEOUT. It has its own
         connection to the store, which is of no use for others while it waits."""
-        store = dist.PrefixStore(f"{members} {self._attempts[members]}", self._new_connection())
+        store = self.group_store(members)
         connecting: Future[Connection] = Future()
         threading.Thread(
             target=_call, args=(connecting, lambda: connect(store)), name="gt-connect", daemon=True
@@ -155,10 +171,14 @@ class Rendezvous:
             self.require_running(members)
         return connecting.result()
 
+    def group_store(self, members: tuple[int, ...]) -> dist.Store:
+        """The part of the store in which torch connects the members; a connection of its own."""
+        return dist.PrefixStore(f"{members} {self._attempts[members]}", self._new_connection())
+
     def _new_connection(self) -> dist.Store:
         host, port = self._address
         store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=CONNECT_TIMEOUT)
-        return dist.PrefixStore(f"hosted by {self.host}", store)
+        return dist.PrefixStore(f"{hidden_prefix(self._token)} hosted by {self.host}", store)
 
     def find_member(self, worker: int) -> Member | None:
         """None for a worker that has not joined the store yet."""

@@ -145,7 +145,7 @@ def test_a_member_that_ends_while_it_connects_is_not_waited_for():
         first.find_group((0, 1))
     assert time.monotonic() - began < rendezvous.CONNECT_TIMEOUT.total_seconds() / 2
     with contextlib.suppress(RuntimeError):  # the first one may have left meanwhile
-        second._connect(second.rendezvous._store, (0, 1))  # so that the thread of the first one ends
+        second._connect(second.rendezvous._store, (0, 1), ["", ""])  # so that the thread of the first one ends
     for thread in threading.enumerate():
         if thread.name == "gt-connect":
             thread.join(60)
@@ -172,7 +172,7 @@ def test_members_that_could_not_be_connected_skip_the_same_exchange_and_meet_aga
     """Keys that one of them left in the store do not matter."""
     connect = pair[0]._connect
 
-    def fail_once(store, members):
+    def fail_once(store, members, nonces):
         store.set("left", "behind")
         monkeypatch.setattr(pair[0], "_connect", connect)
         raise OSError("no buffer space available")

@@ -1,0 +1,25 @@
+"""`gt.workers`: the workers of this program, or of the server that it has joined."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gt.client import active_session
+from gt.client.session_reads import read_workers
+from gt.client.tracebacks import ends_on_users_line
+from gt.core.worker_list import WorkerList
+from gt.wire.process_identity import host_name
+
+
+@ends_on_users_line
+def workers() -> WorkerList:
+    """The workers that have joined: `worker` (the id), `host`, `pid`, `device`, `memory` (the bytes of the device),
+    `held` (the bytes of tensors on it) and `state` (`ready` or `joining`) of each. The list prints as a table.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> [(each.worker, each.device, each.state) for each in gt.workers()]
+    [(0, 'cpu', 'ready'), (1, 'cpu', 'ready')]
+    """
+    listed = read_workers(active_session.current()).workers
+    here = host_name()
+    return WorkerList(each if each.host else msgspec.structs.replace(each, host=here) for each in listed)

@@ -1,0 +1,68 @@
+"""Files that only their user can read and write: keys."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from gt.core.errors import SettingsError
+
+MAX_BYTES = 1 << 16
+_Record = TypeVar("_Record", bound=msgspec.Struct)
+
+
+def write_private(path: Path, record: msgspec.Struct) -> None:
+    """Write a record to a file, in place of one with the same name. The directory is made if there is none."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        require_private(path.parent, path.parent.lstat())
+        draft = path.parent / f".{secrets.token_hex(8)}"
+        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(record))
+        draft.rename(path)
+    except OSError as error:
+        raise SettingsError(f"keys cannot be written: {error}; set GT_KEYS to a directory of your own") from None
+
+
+def write_new_private(path: Path, record: msgspec.Struct) -> None:
+    """Write a record to a new file in any directory, to be copied to another machine."""
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(record))
+    except OSError as error:
+        raise SettingsError(f"the key cannot be written: {error}; give another file with --out") from None
+
+
+def read_private(path: Path, kind: type[_Record]) -> _Record | None:
+    """The record in a file; None if there is no such file. Raises SettingsError if others can read or write it."""
+    try:
+        require_private(path.parent, path.parent.lstat())
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise SettingsError(f"keys in {path} cannot be read: {error}; set GT_KEYS to a directory of your own") from None
+    with os.fdopen(descriptor, "rb") as file:
+        require_private(path, os.fstat(descriptor))
+        try:
+            return msgspec.json.decode(file.read(MAX_BYTES), type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise SettingsError(f"{path} does not hold keys: {error}; remove it and make it again") from None
+
+
+def require_private(path: Path, status: os.stat_result) -> None:
+    """Raise SettingsError for a file that other users can read, which lets them join, or write, which lets them pose as
+    the server."""
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise SettingsError(
+            f"{path} belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}, but keys must be out "
+            f"of reach of others; make it yours with mode 700 for directories and 600 for files, or set GT_KEYS to "
+            f"another directory"
+        )

@@ -1,0 +1,41 @@
+"""Counts what a server has refused, and logs the first refusal of each peer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, OrderedDict
+from typing import Literal, TypeAlias
+
+log = logging.getLogger("gt.dispatcher")
+Kind: TypeAlias = Literal["key", "handshake", "message"]
+"""A key that is not let in; a handshake that failed (a peer without encryption, or with another server's key, or one
+that is no peer at all); a message that is malformed, unknown or not allowed."""
+
+_REMEMBERED = 1024  # peers; of an older one, the next refusal is logged again
+
+
+class Refusals:
+    """`counts` by kind. Several threads may note refusals."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._logged: OrderedDict[tuple[Kind, str], None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def note(self, kind: Kind, peer: str, reason: str) -> None:
+        """`peer` is the address or connection that was refused."""
+        with self._lock:
+            self.counts[kind] += 1
+            is_new = (kind, peer) not in self._logged
+            self._logged[kind, peer] = None
+            self._logged.move_to_end((kind, peer))
+            if len(self._logged) > _REMEMBERED:
+                self._logged.popitem(last=False)
+        if is_new:
+            log.warning("refused %s", reason)
+
+    def read(self) -> dict[str, int]:
+        """The counts so far, by kind."""
+        with self._lock:
+            return dict(self.counts)
