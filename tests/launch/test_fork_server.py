@@ -42,7 +42,9 @@ def two_workers():
 
 
 def fork_server():
-    (process,) = [child for child in psutil.Process().children() if "fork_server" in " ".join(child.cmdline())]
+    """The process that forks workers. Programs of other tests may have ended, and wait for somebody to ask how."""
+    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    (process,) = [child for child in children if "fork_server" in " ".join(child.cmdline())]
     return process
 
 
