@@ -20,6 +20,7 @@ from gt.monitor.monitor_protocol import (
     require_same_user,
     send_record,
 )
+from gt.wire.addresses import NotResolved, is_own_address, resolve
 from gt.wire.monitor_directory import monitor_directory, remove_socket
 from gt.wire.private_directories import is_private
 
@@ -72,7 +73,7 @@ def _answering(paths: Iterable[Path]) -> Iterator[RunningProgram]:
 def find_program(pid: int | None = None, server: str = "") -> RunningProgram:
     """The program with this pid, the server at this address of this machine, or the only program that runs. Raises
     SessionError if that is not one program."""
-    port = parse_address(server)[1] if server else 0
+    port = _port_here(server) if server else 0
     programs = [each for each in running_programs() if pid in (None, each.pid) and port in (0, each.port)]
     if len(programs) == 1:
         return programs[0]
@@ -80,6 +81,18 @@ def find_program(pid: int | None = None, server: str = "") -> RunningProgram:
         raise SessionError(_describe_absence(pid, server))
     listed = "\n".join(f"  {program.pid}  {program.command}" for program in programs)
     raise SessionError(f"several programs use GT; choose one with --pid:\n{listed}")
+
+
+def _port_here(server: str) -> int:
+    """The port of a server of this machine. Raises SessionError for one on another machine."""
+    host, port = parse_address(server)
+    try:
+        is_here = is_own_address(resolve(host))
+    except NotResolved as error:
+        raise SessionError(str(error)) from None
+    if not is_here:
+        raise SessionError(f"the server at {server} is on another machine: run this command there")
+    return port
 
 
 def _describe_absence(pid: int | None, server: str) -> str:

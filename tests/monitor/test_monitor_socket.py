@@ -71,6 +71,8 @@ def test_a_tool_finds_a_program_and_gets_its_records(monitor, captures):
     (program,) = running_programs()
     assert (program.pid, program.port) == (os.getpid(), 12345) and "python" in program.command
     assert find_program(os.getpid()) == find_program(server="localhost:12345") == program
+    with pytest.raises(SessionError, match=r"192\.0\.2\.1:12345 is on another machine: run this command there"):
+        find_program(server="192.0.2.1:12345")
     answers = list(ask(program, TraceRequest(0.01, 77)))
     assert [len(answer.records) for answer in answers] == [3, 0] and captures.limits == [77]
     assert (answers[-1].dropped, answers[-1].missing) == (4, (2,))
