@@ -125,9 +125,10 @@ class WorkerProcess:
             if not self._is_dismissed:
                 self._send([Goodbye("it was told to end (SIGTERM)")])
         except ConnectionLost as error:
-            self._require_server()
+            self._note_last_messages()
             if self._stopping:
                 return
+            self._require_server()
             if isinstance(error, _Refusal):
                 self._count_refusal(error)
             log.warning(
@@ -183,10 +184,16 @@ class WorkerProcess:
             raise ConnectionLost("the connection to the server was lost")
         self._check_server()
 
+    def _note_last_messages(self) -> None:
+        """Note the messages that came before the connection was lost: the server may have told this worker to end."""
+        while self._link is not None and (frames := self._link.receive(waits=False)) is not None:
+            with contextlib.suppress(ProtocolError):
+                self._note_ahead(self._commands.decode(frames)[0])
+
     def _note_ahead(self, messages: Sequence[Command | Refused]) -> None:
-        assert self._exchange is not None
         for message in messages:
             if isinstance(message, WorkerLosePeer):
+                assert self._exchange is not None
                 self._exchange.lose_worker(message.worker)
             elif isinstance(message, WorkerShutdown):
                 self._is_dismissed = True

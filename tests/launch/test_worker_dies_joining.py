@@ -12,6 +12,7 @@ import gt
 from gt.client import active_session
 from gt.core.messages import Hello
 from gt.core.settings import read_settings
+from gt.dispatcher.server import DRAINING_SECONDS
 from gt.version import __version__
 from gt.wire.codec import encode
 from gt.wire.connections import open_link
@@ -129,8 +130,8 @@ def test_a_worker_that_waits_for_one_that_never_comes_ends_with_its_server(serve
     main, worker, port = server
     with mute_worker(port):
         thread, outcome = wait_in_exchange()
-        main.terminate()
-        assert finish(main, 20)[0] == 0
+        main.terminate()  # it waits for the answer that the program waits for, for a limited time
+        assert finish(main, DRAINING_SECONDS + 20)[0] == 0
         finish(worker, 20)
         thread.join(20)
     assert isinstance(outcome[0], gt.ServerLost)

@@ -168,5 +168,5 @@ def test_a_store_that_cannot_be_joined_or_hosted_is_reported_and_work_goes_on(wo
     monkeypatch.setattr(worker.exchange, "join_store", refuse)
     monkeypatch.setattr(worker.exchange, "host_store", refuse)
     assert worker.send(WorkerJoinStore("127.0.0.1", 1, 0), WorkerHostStore(), create(A), payloads=[[bytes(16)]]) == []
-    assert "cannot join the store at port 1: nobody is there" in caplog.text and "cannot host" in caplog.text
+    assert "cannot join the store at 127.0.0.1:1: nobody is there" in caplog.text and "cannot host" in caplog.text
     assert not isinstance(worker.executor.tensors[A], FailedValue)
