@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs notebooks test lint test-browser test-slow test-torch conformance conformance-formats crash-detector faults fuzz bench benchmark bench-exchange clean
+.PHONY: help setup demo docs notebooks test lint test-browser test-cluster test-slow test-torch conformance conformance-formats crash-detector faults fuzz bench benchmark bench-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-20s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ test: lint  ## lint, types and tests (under 15 minutes on 2 cores)
 test-browser: setup  ## tests of web pages; installs Debian's Chromium if it is missing
 	command -v chromium > /dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
 	$(RUN) -m pytest -m browser
+
+test-cluster: setup  ## servers and workers on hosts made of namespaces (about 2 minutes)
+	$(RUN) -m pytest -m slow tests/cluster
 
 test-slow: setup  ## tests that take minutes each
 	$(RUN) -m pytest -m slow --timeout 1800

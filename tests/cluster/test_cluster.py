@@ -9,6 +9,8 @@ import pytest
 from tests.cluster.clusters import PORT, cluster, read_until, wait_for_join
 from tests.subprocesses import finish, start
 
+pytestmark = pytest.mark.slow
+
 TRAINING = """
 import torch, gt
 torch.manual_seed(0)

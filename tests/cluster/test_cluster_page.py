@@ -4,9 +4,13 @@ import re
 import shlex
 import shutil
 
+import pytest
+
 from tests.cluster.clusters import PORT, read_until
 from tests.hosts import hosts, require_hosts
 from tests.subprocesses import ROOT, finish, running
+
+pytestmark = pytest.mark.slow
 
 PAGE = (ROOT / "docs" / "cluster.md").read_text()
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
