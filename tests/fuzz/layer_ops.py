@@ -51,13 +51,21 @@ def _self_attention(chance: random.Random, x: Tensor) -> Drawn:
     return Drawn((chance.random() < 0.3,), (keys, keys))
 
 
+def _finite(chance: random.Random, x: Tensor) -> Drawn:
+    """For functions of a product: they may be finite where it is infinite, and NaN on GT (docs/limits.md)."""
+    require(bool(x.isfinite().all()))
+    return Drawn()
+
+
 OPS.add("matmul_transposed", 1, lambda x: x @ x.mT)
 OPS.add("matmul", 2, torch.matmul)
 OPS.add("linear", 1, lambda x, w, b=None: F.linear(x, w, b), _linear)
 OPS.add("addmm", 1, lambda x, w, b, beta, alpha: torch.addmm(b, x, w, beta=beta, alpha=alpha), _addmm)
-OPS.add("det", 1, lambda x: torch.linalg.det(x @ x.mT * 0.2 + 2 * torch.eye(x.shape[-2], dtype=x.dtype)))
-OPS.add("inverse", 1, lambda x: torch.linalg.inv(x @ x.mT * 0.2 + 2 * torch.eye(x.shape[-2], dtype=x.dtype)))
-OPS.add("cholesky", 1, lambda x: torch.linalg.cholesky(x @ x.mT * 0.2 + 2 * torch.eye(x.shape[-2], dtype=x.dtype)))
+OPS.add("det", 1, lambda x: torch.linalg.det(x @ x.mT * 0.2 + 2 * torch.eye(x.shape[-2], dtype=x.dtype)), _finite)
+OPS.add("inverse", 1, lambda x: torch.linalg.inv(x @ x.mT * 0.2 + 2 * torch.eye(x.shape[-2], dtype=x.dtype)), _finite)
+OPS.add(
+    "cholesky", 1, lambda x: torch.linalg.cholesky(x @ x.mT * 0.2 + 2 * torch.eye(x.shape[-2], dtype=x.dtype)), _finite
+)
 OPS.add("tensordot", 2, lambda x, y: torch.tensordot(x, y, 1))
 OPS.add("cdist", 2, lambda x, y: torch.cdist(x, y))
 OPS.add("baddbmm", 1, lambda x, y, z, c: torch.baddbmm(z, x, y, alpha=c), _baddbmm)
