@@ -16,6 +16,7 @@ from gt.wire.lifeline import clear_up, end_with_parent
 from gt.wire.stderr_logging import configure_logging
 from gt.worker.process import WorkerProcess
 from gt.worker.termination import end_on_sigterm
+from gt.worker.torchrun import JoinTurn, choose_device, choose_threads, read_ranks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,13 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_logging(settings)
     if options.lifeline is not None:
         end_with_parent(lambda: clear_up(options.lifeline))
-    compiling = options.lifeline / "compile" if options.lifeline is not None else None
     try:
-        endpoint = options.connect or _find_endpoint(options, settings)
-        note_joined = _announce(endpoint, is_json=options.json) if not options.connect else lambda worker, device: None
-        worker = WorkerProcess(
-            endpoint, options.backend, options.device, options.threads, settings, compiling, note_joined
-        )
+        worker = _make_worker(options, settings)
         end_on_sigterm(worker.stop)
         worker.run()
     except KeyboardInterrupt:
@@ -62,6 +58,27 @@ def _parse(arguments: Sequence[str] | None, settings: Settings) -> argparse.Name
     parser.add_argument("--connect", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lifeline", type=Path, metavar="DIRECTORY", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
+
+
+def _make_worker(options: argparse.Namespace, settings: Settings) -> WorkerProcess:
+    """A worker as the command line says and, if torchrun has started it, as torchrun does."""
+    device, threads = options.device, options.threads
+    compiling = options.lifeline / "compile" if options.lifeline is not None else None
+    if options.connect:  # one of a program of this machine
+        return WorkerProcess(options.connect, options.backend, device, threads, settings, compiling)
+    endpoint = _find_endpoint(options, settings)
+    announce = _announce(endpoint, is_json=options.json)
+    ranks = read_ranks()
+    if ranks is None:
+        return WorkerProcess(endpoint, options.backend, device, threads, settings, compiling, announce)
+    device, threads = device or choose_device(ranks, options.backend), threads or choose_threads(ranks)
+    turn = JoinTurn(ranks)
+
+    def note_joined(worker: int, device: str) -> None:
+        announce(worker, device)
+        turn.pass_on()
+
+    return WorkerProcess(endpoint, options.backend, device, threads, settings, compiling, note_joined, turn.wait)
 
 
 def _find_endpoint(options: argparse.Namespace, settings: Settings) -> str:

@@ -58,8 +58,9 @@ class _Refusal(ConnectionLost):
 
 
 class WorkerProcess:
-    """The connection to the server, and the engine. Everything else is made anew each time the worker joins, after
-    which `note_joined` is called with its id and device."""
+    """The connection to the server, and the engine. Everything else is made anew each time the worker joins. Before
+    that, `await_turn` is called with a function that tells whether the worker is to end; after it, `note_joined` with
+    the worker's id and device."""
 
     def __init__(
         self,
@@ -70,8 +71,10 @@ class WorkerProcess:
         settings: Settings | None = None,
         compile_directory: Path | None = None,
         note_joined: Callable[[int, str], None] = lambda worker, device: None,
+        await_turn: Callable[[Callable[[], bool]], None] = lambda is_stopping: None,
     ) -> None:
         settings = settings or Settings()
+        self._await_turn = await_turn
         self._note_joined = note_joined
         self._shares_memory = settings.shares_memory
         self._transport = settings.transport
@@ -231,6 +234,7 @@ class WorkerProcess:
                 self._check_server()  # the one that this worker had joined may have ended meanwhile
                 time.sleep(_RETRY_SECONDS)
                 continue
+            self._await_turn(lambda: self._stopping)
             executor = self._greet(self._link)
             if executor is not None:
                 return executor
