@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,10 +28,12 @@ from gt.signals.parser import MAX_BYTES, read_config
 from gt.web_dashboard.start import start_dashboard
 from gt.wire import shared_memory
 from gt.wire.addresses import NotResolved
+from gt.wire.lifeline import clear_up, end_with_parent
 from gt.wire.server_keys import remove_keys, write_keys
 from gt.wire.stderr_logging import configure_logging
 
 MAX_SIGNALS = 1 << 18  # characters of a configuration that clients are given
+_STOPPING_SECONDS = 3.0  # for the messages to workers that their server ends
 
 
 def main() -> int:
@@ -71,10 +74,12 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--insecure", action="count", default=0, help="without keys and encryption; twice: even at a public address"
     )
+    parser.add_argument("--lifeline", type=Path, metavar="DIRECTORY", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def _serve(options: argparse.Namespace, settings: Settings, listening: Listening) -> int:
+    stopped = threading.Event()
     with contextlib.ExitStack() as stack:
         try:
             server = Server(
@@ -100,6 +105,9 @@ def _serve(options: argparse.Namespace, settings: Settings, listening: Listening
             stack.callback(remove_keys, listening.directory, endpoint, listening.members)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: _end(server))
+        if options.lifeline is not None:
+            end_with_parent(lambda: _end_with_program(server, stopped, options.lifeline))
+            stack.callback(clear_up, options.lifeline)
         shared_memory.sweep_dead()
         port = int(endpoint.rpartition(":")[2])
         server.set_worker_command(listening.worker_command(port))
@@ -109,6 +117,7 @@ def _serve(options: argparse.Namespace, settings: Settings, listening: Listening
         if dashboard is not None:
             print(f"dashboard at {dashboard.url}", file=sys.stderr)
         server.run()
+    stopped.set()
     return 0
 
 
@@ -118,6 +127,14 @@ def _end(server: Server) -> None:
         server.stop()
     else:
         server.drain()
+
+
+def _end_with_program(server: Server, stopped: threading.Event, directory: Path) -> None:
+    """The program that has started this server has ended: tell workers to end, and remove the keys and the log. Both
+    are done by the main thread, unless it is blocked."""
+    server.stop()
+    stopped.wait(_STOPPING_SECONDS)
+    clear_up(directory)
 
 
 def _announce(listening: Listening, port: int, *, is_json: bool) -> None:

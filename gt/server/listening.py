@@ -61,9 +61,9 @@ def choose_listening(host: str, port: int, insecure: int, keys: str) -> Listenin
     if insecure:
         _require_private_network(address, insecure)
         return Listening(address, port, name, None, None, directory)
-    if is_loopback(address):
-        return Listening(address, port, name, *make_keys(), directory)
     key = read_server_key(directory)
+    if key is None and is_loopback(address):
+        return Listening(address, port, name, *make_keys(), directory)
     if key is None:
         raise SettingsError(
             f"a server that other machines reach needs a key, and there is no {directory / SERVER_FILE}; make it with: "
