@@ -7,6 +7,8 @@ import pytest
 import gt
 from tests.launch.launched import are_gone, compute, kill, listed, parent_of
 from tests.subprocesses import finish, running, serving, start, wait_until
+from tests.test_docs import LAUNCHED_PROGRAMS
+from tests.test_docstrings import DOCSTRINGS, LAUNCHING, run_example
 
 pytestmark = [
     pytest.mark.slow,
@@ -101,3 +103,14 @@ def test_a_program_that_ends_leaves_no_workers(dask, how):
     total, *pids = out.split()
     assert total == "3.0"
     wait_until(lambda: are_gone(map(int, pids)), 30, "the end of the workers")
+
+
+@pytest.mark.parametrize("name", sorted(name for name in LAUNCHING if "gt.launch.dask(" in DOCSTRINGS[name]))
+def test_the_example_of_a_public_name_runs(name, dask):
+    assert run_example(name, DOCSTRINGS[name]) == ""
+
+
+def test_the_program_of_the_page_runs(dask, capsys):
+    (program,) = [snippet for snippet in LAUNCHED_PROGRAMS if snippet.info == "python dask"]
+    exec(compile(program.code, "train.py", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out == "torch.Size([1000, 1000])\n2\n"

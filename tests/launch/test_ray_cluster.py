@@ -8,6 +8,8 @@ import pytest
 import gt
 from tests.launch.launched import are_gone, compute, kill, listed, parent_of
 from tests.subprocesses import finish, running, serving, start, wait_until
+from tests.test_docs import LAUNCHED_PROGRAMS
+from tests.test_docstrings import DOCSTRINGS, LAUNCHING, run_example
 
 pytestmark = [
     pytest.mark.slow,
@@ -111,3 +113,14 @@ def test_a_program_that_ends_leaves_no_workers(ray, how):
     total, *pids = out.split()
     assert total == "3.0"
     wait_until(lambda: are_gone(map(int, pids)), 30, "the end of the workers")
+
+
+@pytest.mark.parametrize("name", sorted(name for name in LAUNCHING if "gt.launch.ray(" in DOCSTRINGS[name]))
+def test_the_example_of_a_public_name_runs(name, ray):
+    assert run_example(name, DOCSTRINGS[name]) == ""
+
+
+def test_the_program_of_the_page_runs(ray, capsys):
+    (program,) = [snippet for snippet in LAUNCHED_PROGRAMS if snippet.info == "python ray"]
+    exec(compile(program.code, "train.py", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out == "torch.Size([1000, 1000])\n2\n"
