@@ -54,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     workers: int = 0
     server: str = ""
+    min_workers: int = 1
     backend: str = "pytorch"
     mode: str = ""
     instruction_log: str = ""
@@ -188,6 +189,7 @@ def _transport(text: str) -> str:
 _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_WORKERS": ("workers", _count),
     "GT_SERVER": ("server", str),
+    "GT_MIN_WORKERS": ("min_workers", _count),
     "GT_BACKEND": ("backend", _backend),
     "GT_INSTRUCTION_LOG": ("instruction_log", str),
     "GT_INSTRUCTION_LOG_FORMAT": ("instruction_log_format", _log_format),

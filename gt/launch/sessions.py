@@ -76,13 +76,13 @@ def init(
     mode: str | None = None,
     backend: str | None = None,
     server: str | None = None,
-    min_workers: int = 1,
+    min_workers: int | None = None,
 ) -> None:
     """Start GT. Without arguments: as the environment says, or with one worker in this process.
 
     `workers=4` starts four worker processes, for which the first use of GT waits; `mode="virtual"` makes them inside
     this process; `mode="shapes"` plans for workers that do not exist, and computes nothing; `server="localhost:12345"`
-    joins a running server, and waits until it has `min_workers`.
+    joins a running server, and waits until it has `min_workers` (default: GT_MIN_WORKERS, or 1).
 
     >>> gt.init(workers=4, mode="virtual")
     >>> gt.randn(8, 2).spec.mesh.workers
@@ -94,24 +94,23 @@ def init(
         if workers is None and server is None:
             workers = _state.workers_wanted or None
         settings = _resolve(workers, mode, backend, server)
-        _check_count(min_workers, "gt.init(min_workers=)")
-        if min_workers > 1 and settings.mode != "connected":
-            raise SettingsError("gt.init(min_workers=) is for a server that others start workers for: use workers=")
+        settings = _with_min_workers(settings, min_workers)
         configure_logging(settings)
         _state.closed_because = ""
         _prepare(settings)
         if settings.mode == "local":
             _state.start = PendingSession(settings)
         elif settings.mode == "connected":
-            active_session.activate(_open_connected(settings, min_workers))
+            active_session.activate(_open_connected(settings))
         else:
             active_session.activate(_open(settings))
 
 
 @ends_on_users_line
-def connect(address: str, min_workers: int = 1) -> None:
+def connect(address: str, min_workers: int | None = None) -> None:
     """Join a running server, which may be on another machine: `gt.connect("server-name:12345", min_workers=4)`. Waits
-    until the server has so many workers, for at most GT_TIMEOUT seconds, and says for whom it waits.
+    until the server has so many workers (default: GT_MIN_WORKERS, or 1), for at most GT_TIMEOUT seconds, and says for
+    whom it waits.
 
     >>> gt.connect("localhost:12345")
     >>> gt.ones(3).sum().item()
@@ -260,6 +259,15 @@ def _resolve(workers: int | None, mode: str | None, backend: str | None, server:
     return msgspec.structs.replace(settings, mode=chosen)
 
 
+def _with_min_workers(settings: Settings, min_workers: int | None) -> Settings:
+    if min_workers is None:
+        return settings
+    _check_count(min_workers, "gt.init(min_workers=)")
+    if min_workers > 1 and settings.mode != "connected":
+        raise SettingsError("gt.init(min_workers=) is for a server that others start workers for: use workers=")
+    return msgspec.structs.replace(settings, min_workers=min_workers)
+
+
 def _check_count(count: object, what: str) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise SettingsError(f"{what} takes a whole number of workers of at least 1, not {count!r}")
@@ -323,7 +331,7 @@ def _end_trace() -> None:
         print(f"gt: the trace of GT_TRACE is lost: {error}", file=sys.stderr)
 
 
-def _open_connected(settings: Settings, min_workers: int = 1) -> Session:
+def _open_connected(settings: Settings) -> Session:
     """A session with a running server."""
     host, port = parse_address(settings.server)
     channel = SocketChannel(
@@ -334,7 +342,7 @@ def _open_connected(settings: Settings, min_workers: int = 1) -> Session:
     )
     display = open_display(settings.progress)
     try:
-        welcome = channel.greet(min_workers, settings.timeout, display)
+        welcome = channel.greet(settings.min_workers, settings.timeout, display)
         if welcome.signals:
             registry.set_defaults(welcome.signals, welcome.signals_file)
     except BaseException:

@@ -17,7 +17,16 @@ from pathlib import Path
 MEMORY_SETTINGS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 # Settings of one program, or of the machine that it runs on, which workers and servers elsewhere must not inherit.
-_OF_PROGRAMS = {"GT_WORKERS", "GT_SERVER", "GT_CONFIG", "GT_TRACE", "GT_AUTO_SHARD", "GT_KEYS", "GT_DASHBOARD_TOKEN"}
+_OF_PROGRAMS = {
+    "GT_WORKERS",
+    "GT_SERVER",
+    "GT_MIN_WORKERS",
+    "GT_CONFIG",
+    "GT_TRACE",
+    "GT_AUTO_SHARD",
+    "GT_KEYS",
+    "GT_DASHBOARD_TOKEN",
+}
 _LOG_PREFIX = "GT_INSTRUCTION_LOG"
 
 
