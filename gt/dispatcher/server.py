@@ -56,6 +56,7 @@ log = logging.getLogger("gt.dispatcher")
 TICK_MS = 250
 NOTICE_SECONDS = 3.0
 POSTED_SECONDS = 10.0  # that another thread waits for its turn
+DISMISSING_SECONDS = 1.0  # for workers to close their connections when they are told to end
 DRAINING_SECONDS = 30.0  # for the answers that clients wait for when the server is told to end
 
 
@@ -83,7 +84,7 @@ class Server:
         self._buffers = shared_memory.AttachedBuffers()
         self._observer = observer
         self._stopping = False
-        self._is_closed = False
+        self._are_dismissed = self._is_closed = False
         self._next_check = self._next_notice = time.monotonic()
         self.ended: set[int] = set()
         self.descriptor = self._router.descriptor
@@ -110,7 +111,24 @@ class Server:
     def run(self) -> None:
         while not self._stopping and not self._is_drained():
             self.turn()
+        self._dismiss_all()
+        self._await_dismissed(time.monotonic() + DISMISSING_SECONDS)
         self.close()
+
+    def _dismiss_all(self) -> None:
+        """Tell all workers to end, once."""
+        self._are_dismissed, are_dismissed = True, self._are_dismissed
+        for identity in self.peers.workers.values() if not are_dismissed else ():
+            with internal_errors_logged("the end of a worker"):
+                self.delivery.send_to(identity, [WorkerShutdown()])
+
+    def _await_dismissed(self, end: float) -> None:
+        """Read until the workers have closed their connections. One that is closed here first, with a message that was
+        not read, is reset, and the worker may lose the message that tells it to end."""
+        waited_for = set(self.peers.workers.values())
+        while waited_for and not self._stopping and time.monotonic() < end:
+            self._router.receive()
+            waited_for.difference_update(self._router.take_lost())
 
     def set_worker_command(self, command: str) -> None:
         """The command by which workers join, of which clients are told that wait for more of them."""
@@ -184,9 +202,7 @@ class Server:
         if self._is_closed:
             return
         self._is_closed = True
-        for identity in self.peers.workers.values():
-            with internal_errors_logged("the end of a worker"):
-                self.delivery.send_to(identity, [WorkerShutdown()])
+        self._dismiss_all()
         self._router.close()
         if self._observer is not None:
             self._observer.close()

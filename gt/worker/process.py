@@ -110,6 +110,7 @@ class WorkerProcess:
                 self._run_once()
         except ServerLost:
             time.sleep(_SIGNAL_SECONDS)
+            self._note_last_messages()  # the end of the process may be noticed before the server's last message
             if not self._stopping:  # a worker and its server are often told to end together
                 raise
         finally:
