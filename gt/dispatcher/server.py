@@ -64,7 +64,7 @@ class Server:
     """`descriptor` becomes readable when a message may have arrived, for a caller that does not block in `turn`. A peer
     that is silent for `silence` seconds is given up (0: never); `ended` are the processes of workers that were killed
     for that. With `keys` only peers that have them are let in. `copy_limit`: see Dispatcher. `greeting`: what those who
-    join are told."""
+    join are told. `turned_at` is the time of the last turn."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Server:
         self._observer = observer
         self._stopping = False
         self._are_dismissed = self._is_closed = False
-        self._next_check = self._next_notice = time.monotonic()
+        self._next_check = self._next_notice = self.turned_at = time.monotonic()
         self.ended: set[int] = set()
         self.descriptor = self._router.descriptor
         self.dispatcher = Dispatcher(observer, copy_limit)
@@ -142,7 +142,7 @@ class Server:
             self._receive(*message)
         while self._posted:
             self._posted.popleft()()
-        now = time.monotonic()
+        self.turned_at = now = time.monotonic()
         if now >= self._next_check:
             self._next_check = now + TICK_MS / 1000
             self._check_all(now)

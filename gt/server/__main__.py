@@ -23,6 +23,7 @@ from gt.dispatcher.handshakes import Greeting
 from gt.dispatcher.server import Server
 from gt.monitor.instruction_log import open_log
 from gt.monitor.monitor_socket import MonitorSocket
+from gt.server.health import HealthEndpoint
 from gt.server.listening import Listening, choose_listening
 from gt.signals.parser import MAX_BYTES, read_config
 from gt.web_dashboard.start import start_dashboard
@@ -67,6 +68,9 @@ def _parse() -> argparse.Namespace:
         "--dashboard", type=int, metavar="PORT", help="serve a web page about this server at a port (0: any free one)"
     )
     parser.add_argument(
+        "--health-port", type=int, metavar="PORT", help="answer `ok` at /health of a port (0: any free one)"
+    )
+    parser.add_argument(
         "--config", type=Path, metavar="FILE", help="signals for programs that do not configure these themselves"
     )
     parser.add_argument("--log", type=Path, metavar="FILE", help="append who joins and leaves, and warnings, to a file")
@@ -100,7 +104,11 @@ def _serve(options: argparse.Namespace, settings: Settings, listening: Listening
             dashboard = start_dashboard(server.view, options.dashboard, settings.dashboard_token)
             stack.callback(dashboard.close)
         endpoint = server.endpoint
-        if listening.members is not None:
+        if options.health_port is not None:
+            health = HealthEndpoint(listening.address, options.health_port, lambda: server.turned_at)
+            stack.callback(health.close)
+            print(f"health at http://{listening.address}:{health.port}/health", file=sys.stderr)
+        if listening.members is not None and not listening.is_fixed:
             write_keys(listening.directory, endpoint, listening.members)
             stack.callback(remove_keys, listening.directory, endpoint, listening.members)
         for number in (signal.SIGTERM, signal.SIGINT):

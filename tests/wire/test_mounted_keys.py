@@ -21,7 +21,8 @@ pytestmark = [
 # kubelet: a tmpfs with mode 1777 and the group, files in a dated directory, `..data` that leads there, a link for each
 # name, and read-only mounting in the container. The group may read files (| 0440), and enter directories (| 02550).
 MOUNT = """
-import json, os, pathlib, subprocess, sys
+import encodings.idna, json, os, pathlib, signal, subprocess, sys, threading
+import gt.server.__main__
 from gt.core.errors import SettingsError
 from gt.wire.cluster_keys import read_authorized, read_client_key, read_server_key
 
@@ -47,6 +48,11 @@ if options["read_only"]:
 os.setgroups(options["groups"])
 os.setgid(options["user"])
 os.setuid(options["user"])
+if options.get("serves"):
+    os.environ["GT_KEYS"] = str(volume)
+    sys.argv = ["gt.server", "--host", "0.0.0.0", "-p", "0", "--json"]
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    sys.exit(gt.server.__main__.main())
 try:
     found = read_server_key(volume), read_client_key(volume), read_authorized(volume)
     print(json.dumps([found[0].public, found[1].public, found[2]]))
@@ -66,7 +72,15 @@ def read_mounted(tmp_path, **changes):
         ),
         "authorized/cluster": json.dumps({"public": client.public}),
     }
-    options = {"group": GROUP, "groups": [GROUP], "user": NOBODY, "owner": 0, "mode": 0o440, "read_only": True}
+    options = {
+        "group": GROUP,
+        "groups": [GROUP],
+        "user": NOBODY,
+        "owner": 0,
+        "mode": 0o440,
+        "read_only": True,
+        "serves": False,
+    }
     (tmp_path / "keys").mkdir()
     for path in (tmp_path, *tmp_path.parents[:2]):
         path.chmod(0o755)
@@ -108,3 +122,9 @@ def test_keys_of_a_mounted_secret_are_read(tmp_path, changes):
 def test_files_that_others_may_have_are_refused(tmp_path, changes):
     said, _ = read_mounted(tmp_path, **changes)
     assert "out of reach of others" in said or "cannot be read" in said, said
+
+
+@pytest.mark.parametrize("changes", [{}, {"user": 0, "groups": [], "mode": 0o400}])
+def test_a_server_runs_with_keys_where_it_cannot_write(tmp_path, changes):
+    said, _ = read_mounted(tmp_path, serves=True, **changes)
+    assert json.loads(said)["encrypted"] is True
