@@ -15,6 +15,7 @@ from gt.wire.addresses import NotResolved, interface_address, is_loopback, resol
 from gt.wire.lifeline import clear_up, end_with_parent
 from gt.wire.stderr_logging import configure_logging
 from gt.worker.process import WorkerProcess
+from gt.worker.slurm_tasks import read_tasks, share_cpus
 from gt.worker.termination import end_on_sigterm
 from gt.worker.torchrun import JoinTurn, choose_device, choose_threads, read_ranks
 
@@ -61,7 +62,7 @@ def _parse(arguments: Sequence[str] | None, settings: Settings) -> argparse.Name
 
 
 def _make_worker(options: argparse.Namespace, settings: Settings) -> WorkerProcess:
-    """A worker as the command line says and, if torchrun has started it, as torchrun does."""
+    """A worker as the command line says and, if torchrun or srun has started it, as their numbers say."""
     device, threads = options.device, options.threads
     compiling = options.lifeline / "compile" if options.lifeline is not None else None
     if options.connect:  # one of a program of this machine
@@ -69,6 +70,8 @@ def _make_worker(options: argparse.Namespace, settings: Settings) -> WorkerProce
     endpoint = _find_endpoint(options, settings)
     announce = _announce(endpoint, is_json=options.json)
     ranks = read_ranks()
+    if ranks is None and (tasks := read_tasks()) is not None:
+        device, threads = device or choose_device(tasks, options.backend), threads or share_cpus(tasks)
     if ranks is None:
         return WorkerProcess(endpoint, options.backend, device, threads, settings, compiling, announce)
     device, threads = device or choose_device(ranks, options.backend), threads or choose_threads(ranks)
