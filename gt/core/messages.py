@@ -95,6 +95,11 @@ def can_overlap(workers: Sequence[WorkerInfo]) -> bool:
     return all(worker.overlaps for worker in workers) or len({worker.host for worker in workers}) > 1
 
 
+def hosts_of(workers: Sequence[WorkerInfo]) -> dict[int, str]:
+    """The host of each worker."""
+    return {info.worker: info.host for info in workers}
+
+
 class Welcome(_Record, frozen=True):
     """`ident` is a client's session or a worker's id. `session_secret` is known to the session only and marks its
     shared buffers. `instruction_log` is the path of the server's log, if it writes one. `signals` is the text of the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -77,16 +78,18 @@ def init(
     backend: str | None = None,
     server: str | None = None,
     min_workers: int | None = None,
+    hosts: Sequence[str] = (),
 ) -> None:
     """Start GT. Without arguments: as the environment says, or with one worker in this process.
 
     `workers=4` starts four worker processes, for which the first use of GT waits; `mode="virtual"` makes them inside
     this process; `mode="shapes"` plans for workers that do not exist, and computes nothing; `server="localhost:12345"`
-    joins a running server, and waits until it has `min_workers` (default: GT_MIN_WORKERS, or 1).
+    joins a running server, and waits until it has `min_workers` (default: GT_MIN_WORKERS, or 1). `hosts=` names the
+    machine of each virtual worker, or of each one that does not exist: plans are then those for several machines.
 
-    >>> gt.init(workers=4, mode="virtual")
+    >>> gt.init(workers=4, mode="virtual", hosts=["a", "b", "a", "b"])
     >>> gt.randn(8, 2).spec.mesh.workers
-    (0, 1, 2, 3)
+    (0, 2, 1, 3)
     """
     with active_session.connecting:  # another thread may start GT too, or wait for its workers
         if _state.is_running():
@@ -95,6 +98,7 @@ def init(
             workers = _state.workers_wanted or None
         settings = _resolve(workers, mode, backend, server)
         settings = _with_min_workers(settings, min_workers)
+        hosts = _check_hosts(hosts, settings)
         configure_logging(settings)
         _state.closed_because = ""
         _prepare(settings)
@@ -103,7 +107,7 @@ def init(
         elif settings.mode == "connected":
             active_session.activate(_open_connected(settings))
         else:
-            active_session.activate(_open(settings))
+            active_session.activate(_open(settings, hosts))
 
 
 @ends_on_users_line
@@ -274,6 +278,21 @@ def _check_count(count: object, what: str) -> int:
     return count
 
 
+def _check_hosts(hosts: Sequence[str], settings: Settings) -> tuple[str, ...]:
+    if not hosts:
+        return ()
+    if settings.mode not in ("virtual", "shapes"):
+        raise SettingsError(
+            "gt.init(hosts=) is for workers that are on no machine of their own: use mode='virtual' or mode='shapes'. "
+            "The machines of real workers are known"
+        )
+    if isinstance(hosts, str) or not all(isinstance(host, str) for host in hosts):
+        raise SettingsError(f"gt.init(hosts=) takes the name of a machine for each worker, not {hosts!r}")
+    if len(hosts) != (settings.workers or 1):
+        raise SettingsError(f"gt.init(hosts=) names {len(hosts)} machines for {settings.workers or 1} workers")
+    return tuple(hosts)
+
+
 def _check_name(name: object, known: tuple[str, ...], what: str) -> str:
     if not isinstance(name, str) or name not in known:
         raise SettingsError(f"gt.init({what}={name!r}) is not possible; {nearest(str(name), known)}")
@@ -286,16 +305,16 @@ def _prepare(settings: Settings) -> None:
         shared_memory.sweep_dead()
 
 
-def _open(settings: Settings) -> Session:
+def _open(settings: Settings, hosts: Sequence[str] = ()) -> Session:
     if settings.mode == "connected":
         return _open_connected(settings)
     observer = open_log(settings.log)
     if settings.mode == "shapes":
-        shapes = ShapesChannel(settings.workers or 1, observer, settings.copy_limit)
+        shapes = ShapesChannel(settings.workers or 1, observer, settings.copy_limit, hosts)
         session = Session(shapes, shapes.welcome(), settings.auto_shard, settings.hot_path, computes=False)
         return _observed(session, shapes, settings)
     channel = InProcessChannel(
-        settings.workers or 1, settings.backend, observer, settings.copy_limit, settings.compiling
+        settings.workers or 1, settings.backend, observer, settings.copy_limit, settings.compiling, hosts
     )
     display = open_display(settings.progress)
     session = Session(channel, channel.welcome(), settings.auto_shard, settings.hot_path, display)

@@ -56,15 +56,22 @@ _REPORTS: dict[type, Callable[[Any], Report]] = {
 
 
 class ShapesChannel:
-    """A channel to a dispatcher whose workers do nothing. The bytes of uploads are not kept."""
+    """A channel to a dispatcher whose workers do nothing. The bytes of uploads are not kept. `hosts` are machines that
+    plans take the workers to be on."""
 
     is_asynchronous = False
 
-    def __init__(self, workers: int, observer: Observer | None = None, copy_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        workers: int,
+        observer: Observer | None = None,
+        copy_limit: int | None = None,
+        hosts: Sequence[str] = (),
+    ) -> None:
         self.dispatcher = Dispatcher(observer, copy_limit)
         self._observer = observer
-        for _ in range(workers):
-            number, _ = self.dispatcher.join_worker("cpu", "here", os.getpid())
+        for host in hosts or ["here"] * workers:
+            number, _ = self.dispatcher.join_worker("cpu", host, os.getpid(), hostname=host if hosts else "")
             self.dispatcher.make_ready(number)
         self._session = self.dispatcher.open_session("here", os.getpid())
         self._arrived: deque[Received] = deque()
