@@ -360,8 +360,11 @@ def _shape(mesh: DeviceMesh) -> str:
 
 def candidate_meshes(hosts: Mapping[int, str], *, are_axes_alike: bool = True) -> list[DeviceMesh]:
     """The grids of two axes over workers, which are given by their hosts. Grids whose axes are exchanged cost the same
-    if the axes are alike, on one host; then the first axis is not larger than the second."""
-    count, are_axes_alike = len(hosts), are_axes_alike and len(set(hosts.values())) == 1
-    sizes = [size for size in range(1, count + 1) if count % size == 0 and (size * size <= count or not are_axes_alike)]
+    if the axes are alike; then the first axis is not larger than the second. On several hosts the axes of a row are
+    alike, and those of other grids are not."""
+    count, is_one_host = len(hosts), len(set(hosts.values())) == 1
+    sizes = [size for size in range(1, count + 1) if count % size == 0]
+    if are_axes_alike:
+        sizes = [size for size in sizes if (size * size <= count if is_one_host else size == 1 or size < count)]
     shapes = [(size, count // size) for size in sizes]
     return [mesh_of_workers(shape, ("dp", "tp"), order_workers(shape, hosts), hosts) for shape in shapes]
