@@ -14,7 +14,7 @@ from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.signatures import Input
 from gt.distributed.operands import ProductRequest, product_shape, request_product
-from gt.sharding.link_costs import host_share
+from gt.sharding.host_order import host_share
 from gt.sharding.op_calls import OpCall
 from gt.sharding.placements import Placements
 from gt.sharding.program_builder import ProgramBuilder

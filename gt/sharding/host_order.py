@@ -17,6 +17,7 @@ from typing import NamedTuple
 from gt.sharding.spec import DeviceMesh
 
 log = logging.getLogger("gt.sharding")
+_RINGS = ("all-reduce", "all-gather")
 
 
 def default_mesh(
@@ -89,3 +90,17 @@ def widest_spread(mesh: DeviceMesh, axes: tuple[str, ...]) -> HostSpread:
     groups = {mesh.axis_group(worker, axes) for worker in mesh.workers}
     counts = [Counter([host_of[worker] for worker in group]).values() for group in groups]
     return max(HostSpread(len(each), max(each)) for each in counts)
+
+
+def host_share(kind: str, axes: Sequence[str], mesh: DeviceMesh) -> float:
+    """The share of the bytes of an exchange that travel between hosts, from 0 to 1. Without axes of the mesh it is an
+    exchange between meshes.
+
+    All-reduces and all-gathers are rings in the order of the mesh, in which one worker of each host receives from
+    another host. In other exchanges each worker receives from all others."""
+    known = tuple([axis for axis in axes if axis in mesh.axis_names]) or mesh.axis_names
+    group = math.prod([mesh.axis_size(axis) for axis in known])
+    hosts, most = widest_spread(mesh, known)
+    if hosts == 1:
+        return 0.0
+    return hosts / group if kind in _RINGS else (group - most) / (group - 1)

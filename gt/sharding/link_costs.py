@@ -8,10 +8,8 @@ from collections.abc import Sequence
 
 from gt.sharding.calibration import Calibration
 from gt.sharding.cost import seconds
-from gt.sharding.host_order import widest_spread
+from gt.sharding.host_order import host_share, widest_spread
 from gt.sharding.spec import DeviceMesh
-
-_RINGS = ("all-reduce", "all-gather")
 
 
 def step_seconds(kind: str, axes: Sequence[str], nbytes: int, mesh: DeviceMesh, machine: Calibration) -> float:
@@ -36,19 +34,6 @@ def transfer_seconds(kind: str, axes: Sequence[str], nbytes: int, mesh: DeviceMe
     crossing = host_share(kind, known, mesh)
     sharing = max(Counter(mesh.hosts).values())
     return each * ((1 - crossing) * machine.link(()).beta + crossing * sharing * machine.host_link.beta)
-
-
-def host_share(kind: str, axes: Sequence[str], mesh: DeviceMesh) -> float:
-    """The share of the bytes of an exchange that travel between hosts.
-
-    All-reduces and all-gathers are rings in the order of the mesh, in which one worker of each host receives from
-    another host. In other exchanges each worker receives from all others."""
-    known = _known(axes, mesh)
-    group = math.prod([mesh.axis_size(axis) for axis in known])
-    hosts, most = widest_spread(mesh, known)
-    if hosts == 1:
-        return 0.0
-    return hosts / group if kind in _RINGS else (group - most) / (group - 1)
 
 
 def _known(axes: Sequence[str], mesh: DeviceMesh) -> tuple[str, ...]:
