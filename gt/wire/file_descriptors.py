@@ -6,6 +6,10 @@ import contextlib
 import os
 import resource
 import socket
+import struct
+
+_TCP_INFO = getattr(socket, "TCP_INFO", 11)
+_LAST_RECEIVED = struct.Struct("=52xI")  # of Linux's `struct tcp_info`, in milliseconds
 
 
 def raise_open_files_limit() -> None:
@@ -44,6 +48,21 @@ def shut_down_connections(address: str, port: int) -> None:
 def peer_address(descriptor: int) -> str:
     """The IP address of the other end of a connection; "" if it has ended, or has none."""
     return _other_end(descriptor)[0]
+
+
+def seconds_of_silence(descriptor: int) -> float:
+    """The time since the last bytes came over a TCP connection; 0 if that is not known."""
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:
+        return 0.0
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _LAST_RECEIVED.size)
+        return float(_LAST_RECEIVED.unpack(info)[0]) / 1000
+    except (OSError, struct.error):
+        return 0.0
+    finally:
+        connection.detach()
 
 
 def _other_end(descriptor: int) -> tuple[str, int]:

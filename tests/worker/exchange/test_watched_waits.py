@@ -51,7 +51,7 @@ def test_no_check_runs_beside_the_caller_and_the_thread_ends():
     done = len(checks)
     time.sleep(3 * LOOK_SECONDS)
     assert len(checks) == done
-    names = lambda: [thread.name for thread in threading.enumerate()]  # noqa: E731
+    names = lambda: [thread.name for thread in threading.enumerate()]
     wait_until(lambda: "exchange-watch" not in names(), what="the end of the thread")
 
 
