@@ -73,6 +73,7 @@ class Inbox:
         self._refused = ""
         self._status = ""
         self._known: deque[int] = deque(maxlen=REMEMBERED)
+        self._losses: dict[int, Lost] = {}  # the news of lost workers, with the tensors that are lost
 
     def wait(self, request: int, seconds: float = math.inf) -> Received:
         """The answer to a request. Raises the error that made an answer impossible, and TimeoutError after so many
@@ -155,7 +156,8 @@ class Inbox:
             elif isinstance(answer, Refused) or (isinstance(answer, Rejected) and answer.request == 0):
                 self._refused = self._refused or answer.reason  # the first one is the cause of the others
             elif isinstance(answer, Lost) and answer.request == 0:
-                log.warning("%s", describe_loss(answer, self._channel.how_it_ended(answer.pid)))
+                self._losses[answer.worker] = answer
+                log.warning("%s", self._describe_loss(answer))
             elif isinstance(answer, Joined | Uploaded):
                 continue
             elif isinstance(answer, Gathered | NotCompiled):
@@ -227,11 +229,16 @@ class Inbox:
                 raise error_of_query(answer.failure)
             raise OpError(describe_failure(answer.failure, self._sites.lookup(answer.failure.site)))
         if isinstance(answer, Lost):
-            site = self._sites.lookup(answer.site) if answer.site else None
-            raise WorkerLost(describe_loss(answer, self._channel.how_it_ended(answer.pid), site))
+            raise WorkerLost(self._describe_loss(answer))
         if isinstance(answer, Rejected):
             raise ProtocolError(answer.reason)
         return found
+
+    def _describe_loss(self, answer: Lost) -> str:
+        site = self._sites.lookup(answer.site) if answer.site else None
+        news = self._losses.get(answer.worker, answer)
+        lines = [(self._sites.text(line.site) if line.site else "", line) for line in news.lines]
+        return describe_loss(answer, self._channel.how_it_ended(answer.pid), site, lines)
 
     def _describe_wait(self) -> str:
         return f"waiting {self._status or 'for the workers'}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 from gt.core.ids import ALL_SESSIONS, session_of
@@ -79,6 +79,7 @@ class Dispatcher:
         self._instructions.actions[Goodbye] = self._goodbye
         self._instructions.actions[ReadStory] = self._read_story
         self._recent_messages: dict[int, RecentMessages] = {}
+        self.keeps_sites = False  # of tensors made long ago, for workers that may be lost
         self.captures = CaptureRequests()
         self.failures = outgoing.failures
         self.recent: RecentBatches | None = None
@@ -115,13 +116,17 @@ class Dispatcher:
         if ident not in self.state.workers:
             return []
         dead = DeadWorker(self.state.workers[ident].info.pid, reason, last_op)
-        self._membership.lose_worker(ident, dead, self._reports)
+        self._membership.lose_worker(ident, dead, self._reports, self._find_sites)
         self.captures.lose_worker(ident)
         return [*self._outgoing.take(), *self._take_turns()]
 
+    def _find_sites(self, session: SessionRecord, idents: Iterable[int]) -> dict[int, int]:
+        messages = self._recent_messages.get(session.ident)
+        return messages.find_sites(session, idents) if messages is not None else {}
+
     def open_session(self, host: str, pid: int) -> int:
         session = self._membership.open_session(host, pid)
-        self._recent_messages[session] = RecentMessages()
+        self._recent_messages[session] = RecentMessages(self.state.tensors if self.keeps_sites else ())
         return session
 
     def end_session(self, ident: int) -> list[Outgoing]:
@@ -142,6 +147,10 @@ class Dispatcher:
     def take(self) -> list[Outgoing]:
         """Messages queued before an unexpected exception."""
         return self._outgoing.take()
+
+    def set_worker_description(self, describe: Callable[[int], str]) -> None:
+        """`describe` gives the state of a worker that is ready, for people."""
+        self._instructions.describe_worker = describe
 
     # Instructions
 

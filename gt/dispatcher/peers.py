@@ -10,7 +10,7 @@ from gt.core.worker_progress import LENGTH
 from gt.dispatcher.backpressure import Backpressure
 from gt.wire.process_identity import this_host
 
-NO_PROGRESS = (0,) * LENGTH  # of a client, or of a worker of another machine
+NO_PROGRESS = (0,) * LENGTH  # of a client, or of a worker of another machine that has not reported yet
 
 
 @dataclass
@@ -27,6 +27,7 @@ class Peer:
     session_secret: str = ""
     backpressure: Backpressure = field(default_factory=Backpressure)
     lost: bool = False
+    silence: float = 0.0  # seconds since the last bytes came from a worker of another machine, at the latest check
 
     @property
     def is_client(self) -> bool:

@@ -13,12 +13,14 @@ from typing import Any
 
 import msgspec
 
+from gt.core import worker_progress
 from gt.core.errors import ProtocolError
 from gt.core.message_events import Observer
 from gt.core.message_fields import PAYLOAD_RECORDS
 from gt.core.messages import (
     AckBytes,
     AckRead,
+    Activity,
     ByteRange,
     CreateTensor,
     FetchTensor,
@@ -57,6 +59,7 @@ TICK_MS = 250
 NOTICE_SECONDS = 3.0
 POSTED_SECONDS = 10.0  # that another thread waits for its turn
 DISMISSING_SECONDS = 1.0  # for workers to close their connections when they are told to end
+BUSY_NANOSECONDS = 1_000_000_000  # with the same commands, after which a worker is listed as busy
 DRAINING_SECONDS = 30.0  # for the answers that clients wait for when the server is told to end
 
 
@@ -89,6 +92,8 @@ class Server:
         self.ended: set[int] = set()
         self.descriptor = self._router.descriptor
         self.dispatcher = Dispatcher(observer, copy_limit)
+        self.dispatcher.keeps_sites = True
+        self.dispatcher.set_worker_description(self._describe_state)
         self.view = DispatcherView(self.dispatcher, self._read_progress, self.refusals.read)
         self.peers = PeerTable()
         self.delivery = Delivery(self._router, self.peers)
@@ -100,7 +105,7 @@ class Server:
         self._instructions: Decoder[Instruction | AckRead | AckBytes] = Decoder(
             Instruction | AckRead | AckBytes, MAX_INSTRUCTIONS
         )
-        self._reports: Decoder[Report] = Decoder(Report)
+        self._reports: Decoder[Report | Activity] = Decoder(Report | Activity)
         self._hellos: Decoder[Hello] = Decoder(Hello, MAX_HELLO)
 
     @property
@@ -335,7 +340,9 @@ class Server:
         remaining = iter(payloads)
         for report in reports:
             payload = next(remaining) if type(report) in PAYLOAD_RECORDS else None
-            if not self._use_report(peer, report, payload):
+            if isinstance(report, Activity):
+                self._note_activity(peer, report)
+            elif not self._use_report(peer, report, payload):
                 break
             if isinstance(report, Goodbye):
                 self._forget(peer)
@@ -356,6 +363,15 @@ class Server:
             return False
         return True
 
+    def _note_activity(self, peer: Peer, activity: Activity) -> None:
+        """A worker of another machine says what it does. Those of this machine show it in shared memory."""
+        if len(activity.words) != worker_progress.LENGTH:
+            raise ProtocolError(f"{len(activity.words)} words do not say what a worker does")
+        if not peer.is_of_this_machine:
+            words = list(activity.words)
+            words[worker_progress.SINCE] = time.monotonic_ns() - words[worker_progress.SINCE]
+            peer.progress = tuple(words)
+
     def _explain_waits(self) -> None:
         """Tell waiting clients which workers they wait for, and the current op of each."""
         for session, workers in self.dispatcher.waits().items():
@@ -367,7 +383,27 @@ class Server:
         peer = self.peers.by_identity[self.peers.workers[worker]]
         op_id, site_id = peer.progress[:2]
         is_at = "was stopped at" if peer.is_of_this_machine and is_stopped(peer.hello.pid) else "is at"
-        return f"worker {worker}, which {is_at} {self.dispatcher.describe_op(op_id, site_id) or 'its start'}"
+        where = "" if peer.is_of_this_machine else f" on {peer.hello.hostname or 'another machine'}"
+        return f"worker {worker}{where}, which {is_at} {self.dispatcher.describe_op(op_id, site_id) or 'its start'}"
+
+    def _describe_state(self, worker: int) -> str:
+        """The state of a worker that is ready, for `gt.workers()`."""
+        identity = self.peers.workers.get(worker)
+        if identity is None:
+            return "ready"
+        peer = self.peers.by_identity[identity]
+        silence = 0.0 if peer.is_of_this_machine else self._router.silence_of(identity)
+        if self._is_long(silence):
+            return f"silent for {silence:.0f} s"
+        if peer.is_of_this_machine and is_stopped(peer.hello.pid):
+            return "stopped"
+        lasts = time.monotonic_ns() - peer.progress[worker_progress.SINCE]
+        is_busy = peer.progress[worker_progress.STATE] != worker_progress.IDLE and lasts > BUSY_NANOSECONDS
+        return "busy" if is_busy else "ready"
+
+    def _is_long(self, silence: float) -> bool:
+        """Whether heartbeats were not answered. They are sent four times within the limit."""
+        return 0 < self._silence / 2 < silence
 
     # Peers that leave
 
@@ -401,6 +437,8 @@ class Server:
             self._give_up_worker(peer)
         elif peer.is_client:
             self._check_backpressure(peer)
+        elif not peer.is_of_this_machine:
+            peer.silence = self._router.silence_of(self.peers.workers[peer.ident])
 
     def _check_backpressure(self, peer: Peer) -> None:
         try:
@@ -430,6 +468,13 @@ class Server:
             self.ended.add(peer.hello.pid)
             with internal_errors_logged(f"the end of worker {peer.ident}"):
                 os.kill(peer.hello.pid, signal.SIGKILL)
+        elif not peer.is_of_this_machine:
+            reason = "is gone: its connection was closed (it was killed, or has crashed)"
+            if self._is_long(peer.silence):
+                reason = (
+                    f"was silent for {self._silence:g} s (GT_HEARTBEAT_TIMEOUT): its machine or network is down, or it "
+                    f"was stopped"
+                )
         self._forget(peer)
         self._lose_worker(peer, reason)
 

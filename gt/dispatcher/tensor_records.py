@@ -56,10 +56,11 @@ class GradientRecord(NamedTuple):
 
 class Losses(NamedTuple):
     """Consequences of a lost worker. `useless` are parts on other workers that must be freed, with their meshes.
-    `promoted` are tensors whose copy takes their place, with the ids of the copies."""
+    `promoted` are tensors whose copy takes their place, with the ids of the copies. `missing` have no value now."""
 
     useless: list[tuple[int, DeviceMesh]]
     promoted: list[tuple[int, int]]
+    missing: list[tuple[int, TensorMeta]]
 
 
 def mesh_without(mesh: DeviceMesh, *workers: int) -> DeviceMesh | None:

@@ -22,7 +22,13 @@ from gt.core.errors import ConnectionLost, SettingsError
 from gt.wire.addresses import NotResolved, resolve
 from gt.wire.authentication import Authenticator
 from gt.wire.codec import Frame
-from gt.wire.file_descriptors import open_files_limit, peer_address, raise_open_files_limit, shut_down
+from gt.wire.file_descriptors import (
+    open_files_limit,
+    peer_address,
+    raise_open_files_limit,
+    seconds_of_silence,
+    shut_down,
+)
 from gt.wire.refusals import Refusals
 from gt.wire.server_keys import MemberKeys, ServerKeys, find_keys
 from gt.wire.sockets import has_message, open_socket, receive, receive_from, send
@@ -272,6 +278,10 @@ class Router:
     def address_of(self, name: bytes) -> str:
         """The address of a peer, for people; "" if it is not known."""
         return self._addresses.get(self._peers.get(name, -1), "")
+
+    def silence_of(self, name: bytes) -> float:
+        """The seconds since bytes came from a peer, answers to heartbeats among them; 0 if that is not known."""
+        return seconds_of_silence(self._peers.get(name, -1))
 
     def _read_events(self) -> None:
         """Take the events of connections, and the addresses of new ones before they can be closed."""
