@@ -10,6 +10,7 @@ import torch
 from gt.client.call_sites import Site
 from gt.core.messages import Failure, Gathered, Lost, LostLine, NotCompiled
 from gt.core.readable_units import print_bytes
+from gt.core.refusal_kinds import OP_NOT_ALLOWED
 
 _TRACEBACK = "  Traceback of the "
 
@@ -54,7 +55,7 @@ def describe_unread(failure: Failure, site: Site) -> str:
 _ERROR_TYPES: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, ZeroDivisionError, OverflowError)
-} | {"_LinAlgError": torch.linalg.LinAlgError}
+} | {"_LinAlgError": torch.linalg.LinAlgError, OP_NOT_ALLOWED: NotImplementedError}
 
 
 def error_of_query(failure: Failure) -> Exception:

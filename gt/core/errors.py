@@ -22,6 +22,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from gt.core.refusal_kinds import RefusalKind
+
 
 class GTError(Exception):
     """Any error of GT: all others are subclasses of it.
@@ -81,7 +83,11 @@ class SessionError(GTError, RuntimeError):
 
 
 class ProtocolError(GTError, RuntimeError):
-    """A message from a peer that violates the protocol."""
+    """A message from a peer that violates the protocol. `kind` is the one by which a server counts it."""
+
+    def __init__(self, text: str, kind: RefusalKind = "malformed") -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 class RecoveryError(GTError, RuntimeError):

@@ -12,7 +12,8 @@ from msgspec import Meta, Struct
 
 from gt.core.meta import TensorMeta
 
-Name: TypeAlias = Annotated[str, Meta(max_length=512)]
+Name: TypeAlias = Annotated[str, Meta(max_length=512, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
+"""A name, without control characters: names are shown on terminals and in logs."""
 Text: TypeAlias = Annotated[str, Meta(max_length=1 << 18)]
 Number: TypeAlias = Union[bool, int, float]
 

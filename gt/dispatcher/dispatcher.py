@@ -21,6 +21,7 @@ from gt.core.messages import (
     WorkerInfo,
     WorkerReportProgress,
 )
+from gt.core.refusal_kinds import RefusalKind
 from gt.dispatcher.fair_queue import FairQueue, Mark
 from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.instructions import Instructions
@@ -50,7 +51,8 @@ log = logging.getLogger("gt.dispatcher")
 class Dispatcher:
     """Methods that carry out something return the messages to send, in the one order that all workers follow. The
     `observer`, if there is one, sees each message. `copy_limit` is the most bytes of copies on a worker (None: half
-    of the memory of the smallest worker). `recent` is set while somebody wants to know the lines of tensors."""
+    of the memory of the smallest worker). `recent` is set while somebody wants to know the lines of tensors.
+    `note_rejection` is told of the session, the kind and the reason of each instruction that a client got wrong."""
 
     def __init__(self, observer: Observer | None = None, copy_limit: int | None = None) -> None:
         state = self.state = State()
@@ -83,6 +85,7 @@ class Dispatcher:
         self.captures = CaptureRequests()
         self.failures = outgoing.failures
         self.recent: RecentBatches | None = None
+        self.note_rejection: Callable[[int, RefusalKind, str], None] | None = None
 
     # Workers and sessions
 
@@ -236,6 +239,8 @@ class Dispatcher:
             self._outgoing.free(rejection.freed)
             for answer in rejection.answers:
                 self._outgoing.answer(session.ident, answer)
+            if rejection.mistake is not None and self.note_rejection is not None:
+                self.note_rejection(session.ident, rejection.mistake.kind, str(rejection.mistake))
         except Exception as internal_error:
             log.exception("%s of client %d could not be refused", type(instruction).__name__, session.ident)
             self._transactions.roll_back(start)

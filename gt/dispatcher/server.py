@@ -15,6 +15,7 @@ import msgspec
 
 from gt.core import worker_progress
 from gt.core.errors import ProtocolError
+from gt.core.ids import session_of
 from gt.core.message_events import Observer
 from gt.core.message_fields import PAYLOAD_RECORDS
 from gt.core.messages import (
@@ -23,10 +24,12 @@ from gt.core.messages import (
     Activity,
     ByteRange,
     CreateTensor,
+    Failed,
     FetchTensor,
     Goodbye,
     Hello,
     Instruction,
+    OpFailed,
     Refused,
     Rejected,
     Report,
@@ -36,6 +39,7 @@ from gt.core.messages import (
     WorkerShutdown,
 )
 from gt.core.program_status import ProgramStatus
+from gt.core.refusal_kinds import OP_NOT_ALLOWED, RefusalKind
 from gt.dispatcher.delivery import Deliver, Delivery
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.handshakes import Greeting, Handshakes, internal_errors_logged
@@ -51,6 +55,7 @@ from gt.wire.addresses import is_own_address
 from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload
 from gt.wire.connections import Router
 from gt.wire.process_identity import is_running, is_stopped, start_mark, this_host
+from gt.wire.refusals import shorten
 from gt.wire.server_keys import ServerKeys
 
 log = logging.getLogger("gt.dispatcher")
@@ -94,6 +99,7 @@ class Server:
         self.dispatcher = Dispatcher(observer, copy_limit)
         self.dispatcher.keeps_sites = True
         self.dispatcher.set_worker_description(self._describe_state)
+        self.dispatcher.note_rejection = self._note_rejection
         self.view = DispatcherView(self.dispatcher, self._read_progress, self.refusals.read)
         self.peers = PeerTable()
         self.delivery = Delivery(self._router, self.peers)
@@ -226,14 +232,21 @@ class Server:
             else:
                 self._receive_reports(peer, frames)
         except ProtocolError as error:
-            address = self._router.address_of(identity)
-            sender = f"{peer.hello.role} {peer.ident}" if peer is not None else address or "a connection"
-            self.refusals.note("message", identity.hex(), f"a message of {sender}: {error}")
+            self._note_refusal(identity, error)
             with internal_errors_logged("a refusal"):
-                self.delivery.send_to(identity, [Refused(f"{error} (server: GT {__version__})")])
+                self.delivery.send_to(identity, [Refused(f"{shorten(str(error))} (server: GT {__version__})")])
                 self._count_malformed_message(identity, peer)
         except Exception:  # an internal error: the other peers are served
             log.exception("a message could not be dealt with")
+
+    def _note_refusal(self, identity: bytes, error: ProtocolError) -> None:
+        peer, address = self.peers.by_identity.get(identity), self._router.address_of(identity)
+        sender = f"{peer.hello.role} {peer.ident}" if peer is not None else address or "a connection"
+        self.refusals.note(error.kind, identity.hex(), f"a message of {sender}: {error}")
+
+    def _note_rejection(self, session: int, kind: RefusalKind, reason: str) -> None:
+        """An instruction of a client was refused."""
+        self.refusals.note(kind, f"client {session}", f"an instruction of client {session}: {reason}")
 
     def _count_malformed_message(self, identity: bytes, peer: Peer | None) -> None:
         """Disconnect a peer after MAX_MALFORMED malformed messages."""
@@ -252,7 +265,7 @@ class Server:
         (hello, *_), _ = self._hellos.decode(frames)
         address = self._router.address_of(identity)
         if hello.host == this_host() and address and not is_own_address(address):
-            raise ProtocolError(f"a {hello.role} at {address} says that it is a process of this machine")
+            raise ProtocolError(f"a {hello.role} at {address} says that it is a process of this machine", "foreign")
         if hello.role in ("client", "worker"):
             self._router.admit(identity)
         self._handshakes.greet(identity, hello)
@@ -266,7 +279,7 @@ class Server:
         for instruction in batch:
             require_ownership(peer.ident, instruction)
             if isinstance(instruction, AckRead):
-                peer.backpressure.end(instruction.request)
+                peer.backpressure.acknowledge(instruction.request)
                 continue
             if isinstance(instruction, AckBytes):
                 peer.backpressure.note_taken(instruction.nbytes)
@@ -285,6 +298,7 @@ class Server:
         try:
             peer.backpressure.queue(instructions, payloads)
         except ProtocolError as error:
+            self._note_refusal(self.peers.clients[peer.ident], error)
             self._give_up_client(peer, f"was ended: {error}")
             return
         self._proceed(peer)
@@ -355,10 +369,16 @@ class Server:
         for it. Returns whether the report was used."""
         try:
             outgoing = self.dispatcher.report(peer.ident, report, payload, peer.progress[:2])  # type: ignore[arg-type]
+            if isinstance(report, OpFailed | Failed) and report.failure.kind == OP_NOT_ALLOWED:
+                session = session_of(report.failure.origin)
+                self._note_rejection(session, "op", report.failure.message)
             self.delivery.send(outgoing)
         except Exception as error:
             kind = type(report).__name__
-            log.exception("%s of worker %d cannot be used", kind, peer.ident)
+            if isinstance(error, ProtocolError):
+                self.refusals.note("report", f"worker {peer.ident}", f"{kind} of worker {peer.ident}: {error}")
+            else:
+                log.exception("%s of worker %d cannot be used", kind, peer.ident)
             self._dismiss(peer, f"was dismissed: its {kind} cannot be used ({type(error).__name__}: {error})")
             return False
         return True
@@ -444,6 +464,7 @@ class Server:
         try:
             peer.backpressure.require_taken()
         except ProtocolError as error:
+            self._note_refusal(self.peers.clients[peer.ident], error)
             self._give_up_client(peer, f"was ended: {error}")
             return
         self._proceed(peer)
@@ -520,5 +541,7 @@ class Server:
 
 
 def _require_own_buffer(peer: Peer, name: str) -> None:
+    if name:
+        shared_memory.require_name(name)
     if name and not shared_memory.is_made_with(name, peer.session_secret):
-        raise ProtocolError(f"shared buffer {name} is not one of session {peer.ident}")
+        raise ProtocolError(f"shared buffer {name} is not one of session {peer.ident}", "foreign")

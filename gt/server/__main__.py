@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,7 @@ from gt.wire.lifeline import clear_up, end_with_parent
 from gt.wire.server_keys import remove_keys, write_keys
 from gt.wire.stderr_logging import configure_logging
 
+MAX_LOG = 1 << 26  # bytes of a log file
 MAX_SIGNALS = 1 << 18  # characters of a configuration that clients are given
 _STOPPING_SECONDS = 3.0  # for the messages to workers that their server ends
 
@@ -173,9 +175,10 @@ def _read_signals(path: Path | None) -> Greeting:
 
 @contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
-    """Append what the server logs to a file, from level INFO on."""
+    """Append what the server logs to a file, from level INFO on. A file of MAX_LOG bytes is renamed, in place of the
+    one before: clients that come and go decide how much is logged."""
     try:
-        handler = logging.FileHandler(path)
+        handler = RotatingFileHandler(path, maxBytes=MAX_LOG, backupCount=1)
     except OSError as error:
         raise SettingsError(f"--log {path} cannot be written: {error}") from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
