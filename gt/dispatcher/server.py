@@ -412,9 +412,9 @@ class Server:
         if identity is None:
             return "ready"
         peer = self.peers.by_identity[identity]
-        silence = 0.0 if peer.is_of_this_machine else self._router.silence_of(identity)
-        if self._is_long(silence):
-            return f"silent for {silence:.0f} s"
+        self._note_silence(peer)
+        if self._is_long(peer.silence):
+            return f"silent for {peer.silence:.0f} s"
         if peer.is_of_this_machine and is_stopped(peer.hello.pid):
             return "stopped"
         lasts = time.monotonic_ns() - peer.progress[worker_progress.SINCE]
@@ -458,7 +458,12 @@ class Server:
         elif peer.is_client:
             self._check_backpressure(peer)
         elif not peer.is_of_this_machine:
-            peer.silence = self._router.silence_of(self.peers.workers[peer.ident])
+            self._note_silence(peer)
+
+    def _note_silence(self, peer: Peer) -> None:
+        silence = None if peer.is_of_this_machine else self._router.silence_of(self.peers.workers[peer.ident])
+        if silence is not None:
+            peer.silence = silence
 
     def _check_backpressure(self, peer: Peer) -> None:
         try:

@@ -318,8 +318,9 @@ class Router:
         """The address of a peer, for people; "" if it is not known."""
         return self._addresses.get(self._peers.get(name, -1), "")
 
-    def silence_of(self, name: bytes) -> float:
-        """The seconds since bytes came from a peer, answers to heartbeats among them; 0 if that is not known."""
+    def silence_of(self, name: bytes) -> float | None:
+        """The seconds since bytes came from a peer, answers to heartbeats among them; None if that is not
+        known."""
         return seconds_of_silence(self._peers.get(name, -1))
 
     def _read_events(self) -> None:

@@ -50,17 +50,17 @@ def peer_address(descriptor: int) -> str:
     return _other_end(descriptor)[0]
 
 
-def seconds_of_silence(descriptor: int) -> float:
-    """The time since the last bytes came over a TCP connection; 0 if that is not known."""
+def seconds_of_silence(descriptor: int) -> float | None:
+    """The time since the last bytes came over a TCP connection; None if that is not known."""
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:
-        return 0.0
+        return None
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _LAST_RECEIVED.size)
         return float(_LAST_RECEIVED.unpack(info)[0]) / 1000
     except (OSError, struct.error):
-        return 0.0
+        return None
     finally:
         connection.detach()
 

@@ -19,13 +19,14 @@ REPORT_SECONDS = 1.0
 
 class ActivityReports:
     """Sends the words of `progress` when they have changed. A thread does so while the worker computes, if it gets
-    `using_link`, the lock of the connection; the worker itself calls `report` while it waits for commands."""
+    `using_link`, the lock of the connection; the worker itself reports between its batches."""
 
     def __init__(self, progress: Sequence[int], using_link: threading.Lock, send: Callable[[Activity], None]) -> None:
         self._progress = progress
         self._using_link = using_link
         self._send = send
         self._reported: tuple[int, ...] = ()
+        self._next = 0.0  # the time of the next report
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gt-activity", daemon=True)
         self._thread.start()
@@ -39,8 +40,14 @@ class ActivityReports:
                 finally:
                     self._using_link.release()
 
+    def report_if_due(self) -> None:
+        """The caller has the lock."""
+        if time.monotonic() >= self._next:
+            self.report()
+
     def report(self) -> None:
         """The caller has the lock."""
+        self._next = time.monotonic() + REPORT_SECONDS
         words = tuple(self._progress)
         if words != self._reported:
             self._reported = words

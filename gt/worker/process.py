@@ -180,8 +180,11 @@ class WorkerProcess:
         """Wait for a batch."""
         assert self._link is not None
         with self._using_link:
+            if self._activity is None:
+                return self._link.receive(waits=not self._stopping)
+            self._activity.report_if_due()
             frames = self._link.receive(waits=not self._stopping)
-            if frames is None and self._activity is not None:
+            if frames is None:
                 self._activity.report()
         return frames
 
@@ -289,6 +292,7 @@ class WorkerProcess:
         self._ahead.clear()
         self._refused_ahead = ""
         if answer.host != this_host():
+            shared_memory.sweep(os.getpid())  # nobody there can open it: it would be left if this process is killed
             self._activity = ActivityReports(progress, self._using_link, lambda activity: link.send(encode([activity])))
         return Executor(
             answer.ident,
