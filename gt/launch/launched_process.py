@@ -168,7 +168,9 @@ def _make_directory() -> Path:
 
 
 def _own_environment() -> dict[str, str]:
-    """The environment of this process, without the settings of its program, and where packages are found."""
-    others = {name: value for name, value in os.environ.items() if not name.startswith(("GT_", "TORCHELASTIC_"))}
+    """The environment of this process, without the settings of its program and the numbers that torchrun or srun has
+    given to it, and where packages are found."""
+    left_out = ("GT_", "TORCHELASTIC_", "SLURM_STEP_")
+    others = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     paths = [path or os.getcwd() for path in sys.path]
     return {**others, **launch_environment(), "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -113,7 +113,6 @@ class WorkerProcess:
             while not self._stopping:
                 self._run_once()
         except ServerLost:
-            self._note_last_messages()  # a server that ends tells its workers to end, just before
             time.sleep(_SIGNAL_SECONDS)
             self._note_last_messages()  # the end of the process may be noticed before the server's last message
             if not self._stopping:  # a worker and its server are often told to end together
@@ -210,9 +209,7 @@ class WorkerProcess:
 
     def _note_last_messages(self) -> None:
         """Note the messages that came before the connection was lost: the server may have told this worker to end."""
-        if self._link is None or self._link.closed:
-            return
-        while (frames := self._link.receive(waits=False)) is not None:
+        while self._link is not None and (frames := self._link.receive(waits=False)) is not None:
             with contextlib.suppress(ProtocolError):
                 self._note_ahead(self._commands.decode(frames)[0])
 
