@@ -161,9 +161,10 @@ def test_a_job_that_slurm_refuses_is_an_error(cluster):
 
 
 def test_no_daemon_outlives_the_tests():
-    names = ("munged", "slurmctld", "slurmd", "slurmstepd")
-    before = {each.pid for each in psutil.process_iter() if each.name() in names}
     require_slurm()
-    with slurm_cluster():
-        assert len([each for each in psutil.process_iter() if each.name() in names]) == len(before) + 4
-    assert {each.pid for each in psutil.process_iter() if each.name() in names} == before
+    before = set(psutil.Process().children())
+    with slurm_cluster() as made:
+        started = set(psutil.Process().children()) - before
+        assert sorted(each.name() for each in started) == ["munged", "slurmctld", "slurmd", "slurmd"]
+    assert not any(each.is_running() for each in started)
+    assert not made.directory.exists()
