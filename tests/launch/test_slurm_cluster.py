@@ -110,9 +110,12 @@ def test_a_program_runs_on_the_workers_of_all_nodes(cluster):
 def test_a_worker_that_is_killed_is_said(cluster):
     cluster.write("killed.py", KILLED)
     with nothing_left(cluster):
-        code, said = cluster.run_job(
-            "--nodes", "2", "--workers-per-node", "2", "killed.py", GT_INTERFACE=own_interface()
-        )
+        options = [
+            "--nodes=2",
+            "--workers-per-node=2",
+            "--sbatch=--export=PATH,PYTHONPATH,HOME,SLURM_CONF,GT_INTERFACE",
+        ]
+        code, said = cluster.run_job(*options, "killed.py", GT_INTERFACE=own_interface())
     assert code == 0, said
     assert f"GT server at tcp://{own_interface()}:" in said
     assert "LOST " in said
