@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from gt.core.errors import CompileError as CompileError
     from gt.core.errors import GTError as GTError
     from gt.core.errors import LayoutError as LayoutError
+    from gt.core.errors import LimitError as LimitError
     from gt.core.errors import NonFiniteError as NonFiniteError
     from gt.core.errors import OpError as OpError
     from gt.core.errors import RecoveryError as RecoveryError
@@ -128,8 +129,8 @@ _NAMES: dict[str, str] = {
     "gt.distributed.interchange": "from_dtensor from_shards",
     "gt.distributed.mappers": "from_torch to_torch",
     "gt.core.errors": (
-        "CompileError GTError LayoutError NonFiniteError OpError RecoveryError ServerLost SessionError SettingsError "
-        "SignalError WorkerLost"
+        "CompileError GTError LayoutError LimitError NonFiniteError OpError RecoveryError ServerLost SessionError "
+        "SettingsError SignalError WorkerLost"
     ),
     "gt.launch.auto_shard": "auto_shard",
     "gt.launch.calibration": "calibrate",

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from gt.client.call_sites import Sites
 from gt.client.error_text import (
     describe_eager_scope,
-    describe_failure,
     describe_gathering,
     describe_loss,
+    error_of_op,
     error_of_query,
 )
 from gt.client.interrupts import CriticalSection
-from gt.core.errors import GTError, OpError, ProtocolError, ServerLost, WorkerLost
+from gt.core.errors import GTError, ProtocolError, ServerLost, WorkerLost
 from gt.core.messages import (
     Failed,
     Failure,
@@ -223,9 +223,8 @@ class Inbox:
         answer = found.answer
         if isinstance(answer, Failed):
             self._forget(answer.failure)
-            if answer.is_own_failure:
-                raise error_of_query(answer.failure)
-            raise OpError(describe_failure(answer.failure, self._sites.lookup(answer.failure.site)))
+            make = error_of_query if answer.is_own_failure else error_of_op
+            raise make(answer.failure, self._sites.lookup(answer.failure.site))
         if isinstance(answer, Lost):
             site = self._sites.lookup(answer.site) if answer.site else None
             raise WorkerLost(describe_loss(answer, self._channel.how_it_ended(answer.pid), site))

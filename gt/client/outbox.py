@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
 from gt.client.call_log import CallLog
+from gt.client.flow_control import BATCH
 from gt.client.interrupts import CriticalSection, is_inside
 from gt.client.segment_matcher import SegmentMatcher
 from gt.client.storage import Storage, TensorRef, collect_into, is_collected_into
@@ -23,7 +24,6 @@ from gt.wire.client_channel import ClientChannel, Upload, as_buffer
 
 log = logging.getLogger("gt.client")
 
-BATCH = 256  # instructions that make a batch worth sending
 IDLE_SECONDS = 0.01  # an outbox that has not changed for this long is sent
 REST_AFTER = 50  # empty polls after which the idle thread sleeps until it is woken by an instruction
 REST_SECONDS = 0.25  # how often the idle thread looks for dead tensors then: finalizers do not wake it

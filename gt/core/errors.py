@@ -10,6 +10,7 @@
     ├── CompileError         a read or another effect inside a function of gt.compile; a backward outside of it
     ├── NonFiniteError       an op made NaN or infinity inside `gt.debug.find_nan`
     ├── OpError              an op failed on a worker; also a RuntimeError, as torch's own would be
+    │   └── LimitError       an op needs more than the session's limits, or the memory of a worker, allow
     └── ConnectionLost       the connection to a peer has ended
         ├── WorkerLost       a worker died; its tensors are lost
         └── ServerLost       the dispatcher died or does not answer
@@ -134,6 +135,23 @@ class OpError(GTError, RuntimeError):
     ... except gt.OpError as error:
     ...     print("index 7 is out of bounds" in str(error))
     True
+    """
+
+
+class LimitError(OpError):
+    """An op, an upload or a copy needs more than the limits of the session, or the memory of a worker, allow. It was
+    not run, no memory was taken for it, and the session goes on: free tensors, and try again. Raised, like any
+    OpError, where a value that depends on the op is read; its text begins with the line that issued the op.
+
+    >>> gt.init(limits="bytes=1MiB")
+    >>> x = gt.zeros(1 << 20)
+    >>> try:
+    ...     x.sum().item()
+    ... except gt.LimitError as error:
+    ...     print("4.19 MB" in str(error))
+    True
+    >>> gt.zeros(1 << 10).sum().item()
+    0.0
     """
 
 

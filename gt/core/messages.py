@@ -98,7 +98,8 @@ def can_overlap(workers: Sequence[WorkerInfo]) -> bool:
 class Welcome(_Record, frozen=True):
     """`ident` is a client's session or a worker's id. `session_secret` is known to the session only and marks its
     shared buffers. `instruction_log` is the path of the server's log, if it writes one. `signals` is the text of the
-    configuration of signals that the server gives to its clients, and `signals_file` the name of its file."""
+    configuration of signals that the server gives to its clients, and `signals_file` the name of its file. A client
+    has at most `max_in_flight` instructions in flight (0: as many as it chooses)."""
 
     version: Name
     ident: int
@@ -109,6 +110,7 @@ class Welcome(_Record, frozen=True):
     instruction_log: Text = ""
     signals: Text = ""
     signals_file: Text = ""
+    max_in_flight: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
 
 
 class Refused(_Record, frozen=True):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from gt.core.ids import ALL_SESSIONS, session_of
+from gt.core.limits import Limits
 from gt.core.message_events import Observer
 from gt.core.message_fields import PAYLOAD_RECORDS, owner_of
 from gt.core.messages import (
@@ -49,11 +50,15 @@ log = logging.getLogger("gt.dispatcher")
 
 class Dispatcher:
     """Methods that carry out something return the messages to send, in the one order that all workers follow. The
-    `observer`, if there is one, sees each message. `copy_limit` is the most bytes of copies on a worker (None: half
-    of the memory of the smallest worker). `recent` is set while somebody wants to know the lines of tensors."""
+    `observer`, if there is one, sees each message. `copy_limit` is the most bytes of copies on a worker (None: half of
+    the memory of the smallest worker), and `limits` are those of each session. `recent` is set while somebody wants to
+    know the lines of tensors."""
 
-    def __init__(self, observer: Observer | None = None, copy_limit: int | None = None) -> None:
-        state = self.state = State()
+    def __init__(
+        self, observer: Observer | None = None, copy_limit: int | None = None, limits: Limits | None = None
+    ) -> None:
+        self.limits = limits or Limits()
+        state = self.state = State(limits=self.limits if self.limits.counts_tensors else None)
         outgoing = self._outgoing = MessageQueue(state, observer)
         self._transactions = Transactions(state, outgoing)
         plans_seen = plan_observer()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from gt.core import worker_progress
 from gt.core.errors import ProtocolError
 from gt.core.messages import Hello, Waiting, Welcome, WorkerInfo
+from gt.dispatcher.backpressure import Backpressure
 from gt.dispatcher.delivery import Deliver, Delivery
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.peers import NO_PROGRESS, Peer, PeerTable
@@ -121,7 +122,11 @@ class Handshakes:
         start_time = start_mark(hello.pid)
         ident = self._dispatcher.open_session(hello.host, hello.pid)
         session_secret = secrets.token_hex(16)
-        self._peers.add(identity, Peer(hello, ident, start_time, session_secret=session_secret))
+        limit = self._dispatcher.limits.instructions
+        backpressure = Backpressure(limit)
+        self._peers.add(
+            identity, Peer(hello, ident, start_time, session_secret=session_secret, backpressure=backpressure)
+        )
         greeting = self.greeting
         welcome = Welcome(
             __version__,
@@ -133,6 +138,7 @@ class Handshakes:
             greeting.log_path,
             greeting.signals,
             greeting.signals_file,
+            limit or 0,
         )
         self._delivery.send_to(identity, [welcome])
         log.info("client %d joined (pid %d on %s)", ident, hello.pid, hello.hostname or host_name())

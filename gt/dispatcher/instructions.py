@@ -138,6 +138,8 @@ class Instructions:
         if byte_range.nbytes != meta.nbytes:
             raise InvalidInstruction(f"{byte_range.nbytes} bytes cannot be a tensor {meta} of {meta.nbytes} bytes")
         spec = self._layout_of_upload(create)
+        tensor = TensorRecord.of(meta, spec, placed=create.layout is not None or None)
+        self._redistributor.require_room(session, [tensor], 1)
         self._state.note_use(session.ident, spec.mesh.workers)
         parts, offset = distinct_parts(spec, meta.shape), byte_range.offset
         sizes = [part.elements * ITEM_BYTES[meta.dtype] for part in parts]
@@ -148,7 +150,7 @@ class Instructions:
             offset += nbytes if byte_range.name else 0
         if byte_range.name:
             self._requests.wait(create.id, spec.mesh.workers, Uploaded)
-        self._state.add_tensor(create.id, TensorRecord.of(meta, spec, placed=create.layout is not None or None))
+        self._state.add_tensor(create.id, tensor)
 
     def _layout_of_upload(self, create: CreateTensor) -> ShardingSpec:
         if create.layout is None:
@@ -172,8 +174,10 @@ class Instructions:
         require_layout_fit(spec, tensor.meta)
         self._plan_cache.require_workers(spec.mesh)
         target = spec.normal(tensor.meta.shape)
+        moved = TensorRecord.of(tensor.meta, target, placed=True)
+        self._redistributor.require_room(session, [moved], 1)
         self._redistributor.move(session, tensor, move.input, move.output, target, "redistribute", move.site)
-        self._state.add_tensor(move.output, TensorRecord.of(tensor.meta, target, placed=True))
+        self._state.add_tensor(move.output, moved)
 
     def _place(self, session: SessionRecord, place: PlaceTensor, _: Buffer | None) -> None:
         """A tensor that was freed, or has no value, is left alone: no value depends on its layout."""

@@ -43,6 +43,7 @@ def _check_gradients(state: State) -> None:
 def _check_byte_counts(state: State) -> None:
     """`bytes_on` is the sum over tensors, copies and previous values, which are on living workers."""
     counted: dict[DeviceMesh, int] = {}
+    uses: dict[int, dict[DeviceMesh, int]] = {session: {} for session in state.uses}
     of_copies = dict.fromkeys(state.copy_bytes, 0)
     previous = {previous.ident: previous.tensor for previous in state.previous_values.values()}
     for ident, tensor in (state.tensors | previous).items():
@@ -50,11 +51,19 @@ def _check_byte_counts(state: State) -> None:
         for spec in (tensor.spec, *state.copies.get(ident, {})):
             assert set(spec.mesh.workers) <= state.workers.keys(), (ident, spec)
             assert len(spec.dims) == len(tensor.meta.shape), (ident, spec)
-            counted[spec.mesh] = counted.get(spec.mesh, 0) + TensorRecord.of(tensor.meta, spec).nbytes
+            nbytes = TensorRecord.of(tensor.meta, spec).nbytes
+            counted[spec.mesh] = counted.get(spec.mesh, 0) + nbytes
+            own = uses.get(session_of(ident), {})
+            own[spec.mesh] = own.get(spec.mesh, 0) + nbytes
         for spec in state.copies.get(ident, {}):
             of_copies[spec.mesh] += TensorRecord.of(tensor.meta, spec).nbytes
     assert of_copies == state.copy_bytes
     assert counted == {mesh: nbytes for mesh, nbytes in state.bytes_on.items() if nbytes or mesh in counted}
+    assert state.uses.keys() == (state.sessions.keys() if state.limits is not None else set())
+    for session, use in state.uses.items():
+        own = uses[session]
+        assert own == {mesh: nbytes for mesh, nbytes in use.bytes_on.items() if nbytes or mesh in own}
+        assert use.tensors == len([ident for ident in state.tensors if session_of(ident) == session])
 
 
 def _check_owners(state: State) -> None:

@@ -68,6 +68,9 @@ class OpInstructions:
             state.mark_placed([op.inputs[position] for position, spec in cached.plan.sources if spec is None])
         if session.watches:
             self._redistributor.note_collectives(session, cached.plan.collectives, op.site)
+        if state.limits is not None:
+            new = cached.results[: len(cached.results) - len(writes)]
+            self._redistributor.require_room(session, new, len(new), inputs)
         copies = state.apply_results(writes, op.inputs, outputs, cached.results)
         op_id = cached.op_id
         is_unchanged = op_id == op.op_id and inputs is op.inputs

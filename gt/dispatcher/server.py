@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from gt.core.errors import ProtocolError
+from gt.core.limits import Limits
 from gt.core.message_events import Observer
 from gt.core.message_fields import PAYLOAD_RECORDS
 from gt.core.messages import (
@@ -62,8 +63,8 @@ DRAINING_SECONDS = 30.0  # for the answers that clients wait for when the server
 class Server:
     """`descriptor` becomes readable when a message may have arrived, for a caller that does not block in `turn`. A peer
     that is silent for `silence` seconds is given up (0: never); `ended` are the processes of workers that were killed
-    for that. With `keys` only peers that have them are let in. `copy_limit`: see Dispatcher. `greeting`: what those who
-    join are told."""
+    for that. With `keys` only peers that have them are let in. `copy_limit`, `limits`: see Dispatcher. `greeting`: what
+    those who join are told."""
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class Server:
         keys: ServerKeys | None = None,
         copy_limit: int | None = None,
         greeting: Greeting | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._router = Router(endpoint, keys, TICK_MS, silence)
         self.refusals = self._router.refusals
@@ -87,7 +89,7 @@ class Server:
         self._next_check = self._next_notice = time.monotonic()
         self.ended: set[int] = set()
         self.descriptor = self._router.descriptor
-        self.dispatcher = Dispatcher(observer, copy_limit)
+        self.dispatcher = Dispatcher(observer, copy_limit, limits)
         self.view = DispatcherView(self.dispatcher, self._read_progress, self.refusals.read)
         self.peers = PeerTable()
         self.delivery = Delivery(self._router, self.peers)

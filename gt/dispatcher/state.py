@@ -19,6 +19,7 @@ from gt.dispatcher.request_records import PendingRequest
 from gt.dispatcher.segment_records import SegmentKey, SegmentRecord, SegmentSplit
 from gt.dispatcher.session_records import HaltedStep, RunningModule, ScopeRecord, SessionRecord
 from gt.dispatcher.tensor_losses import TensorLosses
+from gt.dispatcher.tensor_records import SessionUse
 from gt.dispatcher.worker_records import LOOPBACK, DeadWorker, WorkerRecord
 from gt.sharding.foreach_subsets import ForeachSubset
 from gt.sharding.spec import DeviceMesh
@@ -139,6 +140,8 @@ class State(TensorLosses):
         self.undo.assign(self, "sessions_opened", ident)
         session = SessionRecord(ident, host, pid)
         self.undo.put(self.sessions, ident, session)
+        if self.limits is not None:
+            self.undo.put(self.uses, ident, SessionUse())
         return session
 
     def remove_session(self, ident: int) -> None:
@@ -150,6 +153,8 @@ class State(TensorLosses):
             self.remove(tensor)
         for worker in self.workers.values():
             self.undo.discard(worker.known_ops, [op_id for op_id in worker.known_ops if session_of(op_id) == ident])
+        if self.limits is not None:
+            self.undo.drop(self.uses, ident)
 
     def has_ended(self, session: int) -> bool:
         """Whether a session has ended; workers may still report to it. Raises ProtocolError for a session that never

@@ -110,7 +110,7 @@ class TensorLosses(TensorTables):
 
     def forget_meshes_of(self, worker: int) -> None:
         """Drop the byte counts of meshes with a lost worker: no tensor is on them any more."""
-        for table in (self.bytes_on, self.copy_bytes):
+        for table in (self.bytes_on, self.copy_bytes, *[use.bytes_on for use in self.uses.values()]):
             for mesh in [mesh for mesh in table if worker in mesh]:
                 self.undo.drop(table, mesh)
 

@@ -19,6 +19,7 @@ from gt.client.session import FORKED, Session
 from gt.client.torch_patches.torch_compile import patch_compile
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
+from gt.core.limits import Limits, parse_limits
 from gt.core.readable_units import short_site
 from gt.core.settings import BACKENDS, MODES, Settings, parse_address, read_settings
 from gt.debug.traces import Trace
@@ -77,12 +78,14 @@ def init(
     backend: str | None = None,
     server: str | None = None,
     min_workers: int = 1,
+    limits: str | None = None,
 ) -> None:
     """Start GT. Without arguments: as the environment says, or with one worker in this process.
 
     `workers=4` starts four worker processes, for which the first use of GT waits; `mode="virtual"` makes them inside
     this process; `mode="shapes"` plans for workers that do not exist, and computes nothing; `server="localhost:12345"`
-    joins a running server, and waits until it has `min_workers`.
+    joins a running server, and waits until it has `min_workers`. `limits="bytes=4GiB,tensors=10000"` are the most
+    bytes that the program may hold on each of its own workers, and the most tensors; a server has limits of its own.
 
     >>> gt.init(workers=4, mode="virtual")
     >>> gt.randn(8, 2).spec.mesh.workers
@@ -93,7 +96,7 @@ def init(
             raise SessionError("GT is running already; call gt.shutdown() first, or gt.init() before the first tensor")
         if workers is None and server is None:
             workers = _state.workers_wanted or None
-        settings = _resolve(workers, mode, backend, server)
+        settings = _resolve(workers, mode, backend, server, limits)
         _check_count(min_workers, "gt.init(min_workers=)")
         if min_workers > 1 and settings.mode != "connected":
             raise SettingsError("gt.init(min_workers=) is for a server that others start workers for: use workers=")
@@ -236,7 +239,9 @@ def _finish_start(start: PendingSession) -> Session:
         raise
 
 
-def _resolve(workers: int | None, mode: str | None, backend: str | None, server: str | None) -> Settings:
+def _resolve(
+    workers: int | None, mode: str | None, backend: str | None, server: str | None, limits: str | None = None
+) -> Settings:
     """The settings of the environment, overridden by arguments, and checked together."""
     settings = read_settings()
     given: dict[str, Any] = {}
@@ -244,6 +249,8 @@ def _resolve(workers: int | None, mode: str | None, backend: str | None, server:
         given |= {"workers": _check_count(workers, "gt.init(workers=)"), "server": ""}
     if backend is not None:
         given["backend"] = _check_name(backend, BACKENDS, "backend")
+    if limits is not None:
+        given["limits"] = _check_limits(limits)
     if server is not None:
         if workers is not None:
             raise SettingsError("gt.init() takes workers= to start some or server= to join one that has them, not both")
@@ -257,6 +264,8 @@ def _resolve(workers: int | None, mode: str | None, backend: str | None, server:
         )
     if chosen == "connected" and not settings.server:
         raise SettingsError("mode='connected' needs server='localhost:PORT' or GT_SERVER")
+    if chosen == "connected" and limits is not None:
+        raise SettingsError("gt.init(limits=) is for workers of this program: a server is started with its limits")
     return msgspec.structs.replace(settings, mode=chosen)
 
 
@@ -264,6 +273,13 @@ def _check_count(count: object, what: str) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise SettingsError(f"{what} takes a whole number of workers of at least 1, not {count!r}")
     return count
+
+
+def _check_limits(text: object) -> Limits:
+    try:
+        return parse_limits(str(text))
+    except ValueError as error:
+        raise SettingsError(f"gt.init(limits={text!r}) is not possible: {error}") from None
 
 
 def _check_name(name: object, known: tuple[str, ...], what: str) -> str:
@@ -283,11 +299,11 @@ def _open(settings: Settings) -> Session:
         return _open_connected(settings)
     observer = open_log(settings.log)
     if settings.mode == "shapes":
-        shapes = ShapesChannel(settings.workers or 1, observer, settings.copy_limit)
+        shapes = ShapesChannel(settings.workers or 1, observer, settings.copy_limit, settings.limits)
         session = Session(shapes, shapes.welcome(), settings.auto_shard, settings.hot_path, computes=False)
         return _observed(session, shapes, settings)
     channel = InProcessChannel(
-        settings.workers or 1, settings.backend, observer, settings.copy_limit, settings.compiling
+        settings.workers or 1, settings.backend, observer, settings.copy_limit, settings.compiling, settings.limits
     )
     display = open_display(settings.progress)
     session = Session(channel, channel.welcome(), settings.auto_shard, settings.hot_path, display)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gt.core.limits import Limits
 from gt.core.message_events import Observer
 from gt.core.messages import (
     Instruction,
@@ -60,8 +61,14 @@ class ShapesChannel:
 
     is_asynchronous = False
 
-    def __init__(self, workers: int, observer: Observer | None = None, copy_limit: int | None = None) -> None:
-        self.dispatcher = Dispatcher(observer, copy_limit)
+    def __init__(
+        self,
+        workers: int,
+        observer: Observer | None = None,
+        copy_limit: int | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.dispatcher = Dispatcher(observer, copy_limit, limits)
         self._observer = observer
         for _ in range(workers):
             number, _ = self.dispatcher.join_worker("cpu", "here", os.getpid())

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gt.core.errors import GTError, ServerLost, SettingsError
+from gt.core.limits import parse_bytes
 from gt.core.settings import BACKENDS, Settings, check_host, read_settings
 from gt.wire.addresses import NotResolved, interface_address, is_loopback, resolve
 from gt.wire.lifeline import clear_up, end_with_parent
@@ -34,7 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         endpoint = options.connect or _find_endpoint(options, settings)
         note_joined = _announce(endpoint, is_json=options.json) if not options.connect else lambda worker, device: None
         worker = WorkerProcess(
-            endpoint, options.backend, options.device, options.threads, settings, compiling, note_joined
+            endpoint,
+            options.backend,
+            options.device,
+            options.threads,
+            settings,
+            compiling,
+            note_joined,
+            options.memory,
         )
         end_on_sigterm(worker.stop)
         worker.run()
@@ -55,6 +63,12 @@ def _parse(arguments: Sequence[str] | None, settings: Settings) -> argparse.Name
     parser.add_argument("--backend", choices=BACKENDS, default=settings.backend)
     parser.add_argument("--device", default="", help="cpu, cuda:0, ... (default: a GPU if there is one)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads to compute with (default: torch's choice)")
+    parser.add_argument(
+        "--memory",
+        type=_bytes,
+        default=0,
+        help="the most bytes of tensors that the worker holds, such as 8GiB (default: as many as there is memory for)",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object when the worker has joined")
     parser.add_argument(
         "--insecure", action="count", default=0, help="join a server that was started with --insecure, without keys"
@@ -62,6 +76,13 @@ def _parse(arguments: Sequence[str] | None, settings: Settings) -> argparse.Name
     parser.add_argument("--connect", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lifeline", type=Path, metavar="DIRECTORY", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _find_endpoint(options: argparse.Namespace, settings: Settings) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import TypeAlias
 
+from gt.core.errors import LimitError
 from gt.core.messages import Failure, QueryOp, RunOp, WorkerCreateTensor, WorkerFetchTensor
 
 _MAX_TEXT = 1 << 16
@@ -13,7 +14,8 @@ Fallible: TypeAlias = RunOp | QueryOp | WorkerCreateTensor | WorkerFetchTensor
 
 def make_failure(worker: int, op: str, inputs: tuple[str, ...], command: Fallible, error: Exception) -> Failure:
     """The failure of a command. `inputs` are the metas of the op's tensors, as text."""
-    text = "".join(traceback.format_exception(error))[-_MAX_TEXT:]
+    is_refusal = isinstance(error, LimitError) and error.__cause__ is None  # its text says all
+    text = "" if is_refusal else "".join(traceback.format_exception(error))[-_MAX_TEXT:]
     kind, message = type(error).__name__, str(error)[:_MAX_TEXT]
     return Failure(worker, op, inputs, command.site, origin_of(command), kind, message, text)
 

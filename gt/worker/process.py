@@ -59,7 +59,8 @@ class _Refusal(ConnectionLost):
 
 class WorkerProcess:
     """The connection to the server, and the engine. Everything else is made anew each time the worker joins, after
-    which `note_joined` is called with its id and device."""
+    which `note_joined` is called with its id and device. `memory` are the bytes of tensors that it may hold (0: as many
+    as its device has memory for)."""
 
     def __init__(
         self,
@@ -70,7 +71,9 @@ class WorkerProcess:
         settings: Settings | None = None,
         compile_directory: Path | None = None,
         note_joined: Callable[[int, str], None] = lambda worker, device: None,
+        memory: int = 0,
     ) -> None:
+        self._memory = memory
         settings = settings or Settings()
         self._note_joined = note_joined
         self._shares_memory = settings.shares_memory
@@ -247,7 +250,7 @@ class WorkerProcess:
             os.getpid(),
             self._engine.device,
             name,
-            memory=self._engine.memory(),
+            memory=self._memory or self._engine.memory(),
             overlaps=not shares_memory(self._engine.device, self._transport),
             hostname=host_name(),
             address=(address := self._find_address()),
@@ -275,6 +278,7 @@ class WorkerProcess:
             progress=progress,
             compile_server=self._compile_server,
             compiles_all=self._compiles_all,
+            memory=self._memory,
         )
 
     def _find_address(self) -> str:
