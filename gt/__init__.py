@@ -65,6 +65,9 @@ if TYPE_CHECKING:
     from gt.client.open_meshes import open_mesh as open_mesh
     from gt.client.opt_einsum_functions import tensordot as tensordot
     from gt.client.opt_einsum_functions import transpose as transpose
+    from gt.client.publishing import publish as publish
+    from gt.client.publishing import subscribe as subscribe
+    from gt.client.publishing import unpublish as unpublish
     from gt.client.recovery import recover as recover
     from gt.client.tensor import Tensor as Tensor
     from gt.core.errors import CompileError as CompileError
@@ -73,6 +76,8 @@ if TYPE_CHECKING:
     from gt.core.errors import LimitError as LimitError
     from gt.core.errors import NonFiniteError as NonFiniteError
     from gt.core.errors import OpError as OpError
+    from gt.core.errors import PublishError as PublishError
+    from gt.core.errors import ReadOnlyError as ReadOnlyError
     from gt.core.errors import RecoveryError as RecoveryError
     from gt.core.errors import ServerLost as ServerLost
     from gt.core.errors import SessionError as SessionError
@@ -122,6 +127,7 @@ _NAMES: dict[str, str] = {
     "gt.client.opt_einsum_functions": "tensordot transpose",
     "gt.client.layouts": "mesh",
     "gt.client.open_meshes": "open_mesh",
+    "gt.client.publishing": "publish subscribe unpublish",
     "gt.client.recovery": "recover",
     "gt.client.tensor": "Tensor",
     "gt.debug": "explain visualize_sharding",
@@ -129,8 +135,8 @@ _NAMES: dict[str, str] = {
     "gt.distributed.interchange": "from_dtensor from_shards",
     "gt.distributed.mappers": "from_torch to_torch",
     "gt.core.errors": (
-        "CompileError GTError LayoutError LimitError NonFiniteError OpError RecoveryError ServerLost SessionError "
-        "SettingsError SignalError WorkerLost"
+        "CompileError GTError LayoutError LimitError NonFiniteError OpError PublishError ReadOnlyError RecoveryError "
+        "ServerLost SessionError SettingsError SignalError WorkerLost"
     ),
     "gt.launch.auto_shard": "auto_shard",
     "gt.launch.calibration": "calibrate",

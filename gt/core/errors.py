@@ -6,6 +6,8 @@
     ├── LayoutError          an invalid mesh, spec or placement
     ├── SessionError         GT used in the wrong state (after shutdown, in a forked child)
     ├── ProtocolError        a message from a peer that violates the protocol
+    ├── PublishError         a published tensor that is not there, or not for this session
+    ├── ReadOnlyError        a write to a tensor that another session has published
     ├── RecoveryError        values of an earlier moment of the program that cannot be recovered
     ├── CompileError         a read or another effect inside a function of gt.compile; a backward outside of it
     ├── NonFiniteError       an op made NaN or infinity inside `gt.debug.find_nan`
@@ -83,6 +85,31 @@ class SessionError(GTError, RuntimeError):
 
 class ProtocolError(GTError, RuntimeError):
     """A message from a peer that violates the protocol."""
+
+
+class PublishError(GTError, LookupError):
+    """A name that is not published for this session, or one that sessions of another key have published.
+
+    >>> try:
+    ...     gt.subscribe("weights")
+    ... except gt.PublishError as error:
+    ...     print(error)
+    'weights' is not published for this session; nothing is published for this session
+    """
+
+
+class ReadOnlyError(GTError, RuntimeError):
+    """A write to a tensor of `gt.subscribe`, which is that of another session: use a copy, `x.clone()`.
+
+    >>> gt.publish("weights", gt.ones(3))
+    >>> x = gt.subscribe("weights")
+    >>> try:
+    ...     x += 1
+    ... except gt.ReadOnlyError:
+    ...     x = x + 1
+    >>> x.tolist()
+    [2.0, 2.0, 2.0]
+    """
 
 
 class RecoveryError(GTError, RuntimeError):

@@ -365,6 +365,32 @@ class ReadWorkers(_Record, frozen=True):
     request: OtherId
 
 
+class PublishTensor(_Record, frozen=True):
+    """Let other sessions subscribe to the present value of a tensor by a name: those of the same key, and of the keys
+    that `to` names (`*`: all sessions)."""
+
+    request: OtherId
+    id: Id
+    name: Name
+    to: Annotated[tuple[Name, ...], Meta(max_length=1 << 12)] = ()
+    site: SiteId = 0
+
+
+class UnpublishTensor(_Record, frozen=True):
+    """Let no more sessions subscribe to a name. Those that have keep the value."""
+
+    request: OtherId
+    name: Name
+
+
+class SubscribeTensor(_Record, frozen=True):
+    """Make a tensor that has the value, and the memory, of a published one."""
+
+    request: OtherId
+    id: NewId
+    name: Name
+
+
 class Synchronize(_Record, frozen=True):
     """Ask for an answer when all earlier work is done."""
 
@@ -417,7 +443,7 @@ class ReadTimeline(_Record, frozen=True):
 
 Instruction = Union[
     RunOp, RunSegment, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor,
-    ReadStory, ReadWorkers, Synchronize,
+    ReadStory, ReadWorkers, Synchronize, PublishTensor, UnpublishTensor, SubscribeTensor,
     PlaceTensor, BeginModule, NoteGradient, BeginStep, EndStep, ReadVersions, ReadTraffic, ReadStats, ReadMemory,
     ReadNonFinite, ReadTimeline,
     DefineOp, DefineSegment, ForgetOps, DefineSite, DefineScope, Goodbye,
@@ -465,6 +491,22 @@ class WorkerFetchTensor(_Record, frozen=True):
     version: Version = CURRENT
     place: ByteRange | None = None
     site: SiteId = 0
+
+
+class WorkerShareTensor(_Record, frozen=True):
+    """Hold the memory of a tensor, which may be of another session, under another id too."""
+
+    timeline_name: ClassVar = None
+    source: Id
+    target: NewId
+
+
+class WorkerUnshareTensor(_Record, frozen=True):
+    """Copy a tensor, so that its memory is not shared any more: it is about to be written."""
+
+    timeline_name: ClassVar = None
+    id: Id
+    site: SiteId
 
 
 class WorkerBeginStep(_Record, frozen=True):
@@ -542,6 +584,7 @@ class WorkerShutdown(_Record, frozen=True):
 Command = Union[
     RunOp, RunSegment, FreeTensors, DefineOp, DefineSegment, WorkerDefineProgram, WorkerDefineScope, ForgetOps,
     WorkerCreateTensor, QueryOp,
+    WorkerShareTensor, WorkerUnshareTensor,
     WorkerFetchTensor, ReadVersions, WorkerBeginStep, WorkerAgreeOnStep, WorkerEndStep, Synchronize,
     WorkerReadTraffic, ReadStats, ReadMemory, ReadNonFinite, ReadTimeline, WorkerReportProgress, WorkerEndSession,
     WorkerJoinStore, WorkerHostStore, WorkerLosePeer, WorkerShutdown,
@@ -928,6 +971,26 @@ class WorkersRead(_Record, frozen=True):
     workers: tuple[ListedWorker, ...]
 
 
+class Published(_Record, frozen=True):
+    """The answer to PublishTensor and UnpublishTensor."""
+
+    request: OtherId
+
+
+class Subscribed(_Record, frozen=True):
+    """The answer to SubscribeTensor: the meta of the tensor."""
+
+    request: OtherId
+    meta: TensorMeta
+
+
+class NotPublished(_Record, frozen=True):
+    """The answer to a request about a published tensor that is not there, or belongs to others."""
+
+    request: OtherId
+    reason: Text
+
+
 class Lost(_Record, frozen=True):
     """The answer to a request that needs a lost worker (`request` 0: news, not an answer). `site` is the line of the
     op whose exchange with that worker failed, if any."""
@@ -964,6 +1027,7 @@ class Rejected(_Record, frozen=True):
 
 Answer = Union[
     TensorRead, MoreRoomNeeded, Uploaded, Queried, Failed, OpFailed, Synchronized, VersionsRead, Located, TrafficRead,
-    StatsRead, MemoryRead, NonFiniteRead, TimelineRead, StoryRead, WorkersRead, Lost, Joined, Gathered, NotCompiled,
+    StatsRead, MemoryRead, NonFiniteRead, TimelineRead, StoryRead, WorkersRead, Published, Subscribed,
+    NotPublished, Lost, Joined, Gathered, NotCompiled,
     Rejected, Welcome, Refused, Waiting, Goodbye,
 ]  # fmt: skip

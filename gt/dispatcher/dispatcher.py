@@ -124,8 +124,9 @@ class Dispatcher:
         self.captures.lose_worker(ident)
         return [*self._outgoing.take(), *self._take_turns()]
 
-    def open_session(self, host: str, pid: int) -> int:
-        session = self._membership.open_session(host, pid)
+    def open_session(self, host: str, pid: int, key: str = "") -> int:
+        """`key` is the name of the key by which the client was let in."""
+        session = self._membership.open_session(host, pid, key)
         self._recent_messages[session] = RecentMessages()
         return session
 

@@ -36,9 +36,10 @@ def internal_errors_logged(what: str) -> Generator[None]:
 
 @dataclass
 class _WaitingClient:
-    """A client that was not welcomed yet. `told` is the reason it was told last."""
+    """A client that was not welcomed yet, with the name of its key. `told` is the reason it was told last."""
 
     hello: Hello
+    key: str
     told: str = ""
 
 
@@ -63,13 +64,14 @@ class Handshakes:
         self.is_ending = False
         self._waiting: dict[bytes, _WaitingClient] = {}
 
-    def greet(self, identity: bytes, hello: Hello) -> None:
+    def greet(self, identity: bytes, hello: Hello, key: str) -> None:
+        """`key` is the name of the peer's key."""
         if self.is_ending:
             raise ProtocolError("the server is about to end, and lets in nobody")
         if hello.role == "worker":
             self._welcome_worker(identity, hello)
         elif hello.role == "client":
-            self._waiting[identity] = _WaitingClient(hello)
+            self._waiting[identity] = _WaitingClient(hello, key)
         else:
             raise ProtocolError(f"{hello.role!r} is not a role; clients and workers connect here")
         self.welcome_waiting()
@@ -114,19 +116,19 @@ class Handshakes:
             with internal_errors_logged("the welcome of a client"):
                 if len(ready) >= client.hello.wants_workers:
                     del self._waiting[identity]
-                    self._welcome_client(identity, client.hello, ready)
+                    self._welcome_client(identity, client, ready)
                 else:
                     self._explain_wait(identity, client, len(ready))
 
-    def _welcome_client(self, identity: bytes, hello: Hello, ready: tuple[WorkerInfo, ...]) -> None:
+    def _welcome_client(self, identity: bytes, client: _WaitingClient, ready: tuple[WorkerInfo, ...]) -> None:
+        hello = client.hello
         start_time = start_mark(hello.pid)
-        ident = self._dispatcher.open_session(hello.host, hello.pid)
+        ident = self._dispatcher.open_session(hello.host, hello.pid, client.key)
         session_secret = secrets.token_hex(16)
         limit = self._dispatcher.limits.instructions
-        backpressure = Backpressure(limit)
-        self._peers.add(
-            identity, Peer(hello, ident, start_time, session_secret=session_secret, backpressure=backpressure)
-        )
+        peer = Peer(hello, ident, start_time, session_secret=session_secret, key=client.key)
+        peer.backpressure = Backpressure(limit)
+        self._peers.add(identity, peer)
         greeting = self.greeting
         welcome = Welcome(
             __version__,

@@ -27,6 +27,7 @@ from gt.core.messages import (
     NonFiniteReport,
     NoteGradient,
     PlaceTensor,
+    PublishTensor,
     QueryOp,
     ReadMemory,
     ReadNonFinite,
@@ -39,10 +40,12 @@ from gt.core.messages import (
     RunOp,
     RunSegment,
     Stats,
+    SubscribeTensor,
     Synchronize,
     Synchronized,
     TimelineReport,
     Traffic,
+    UnpublishTensor,
     Uploaded,
     WorkerCreateTensor,
     WorkerDefineScope,
@@ -57,6 +60,7 @@ from gt.dispatcher.module_gathers import ModuleGathers
 from gt.dispatcher.op_definitions import OpRecord, layout_from_record, require_layout_fit
 from gt.dispatcher.op_instructions import OpInstructions
 from gt.dispatcher.plan_cache import PlanCache
+from gt.dispatcher.publications import Publications
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.request_records import Reply
 from gt.dispatcher.requests import Requests
@@ -95,7 +99,8 @@ class Instructions:
         self._plan_cache = plan_cache
         self._segments = segments
         self._buckets = GradientBuckets(state, redistributor, plan_cache)
-        ops = OpInstructions(state, outgoing, redistributor, requests, plan_cache, self._buckets)
+        publications = self._publications = Publications(state, outgoing, redistributor, self._buckets)
+        ops = OpInstructions(state, outgoing, redistributor, requests, plan_cache, self._buckets, publications)
         steps = StepCoordinator(state, outgoing, redistributor, self._buckets)
         self._reads = reads = TensorReads(state, outgoing, requests)
         self.actions: dict[type, InstructionAction] = {
@@ -117,6 +122,9 @@ class Instructions:
             EndStep: steps.end,
             LocateTensor: self._locate,
             ReadWorkers: self._read_workers,
+            PublishTensor: publications.publish,
+            UnpublishTensor: publications.unpublish,
+            SubscribeTensor: publications.subscribe,
             Synchronize: self._synchronize,
             ReadTraffic: self._read_traffic,
             ReadStats: self._read_stats,

@@ -116,9 +116,9 @@ class Membership:
         self._plan_cache.forget(session, self._state.forget_plans_on(session, worker))
         self._outgoing.answer(session.ident, Lost(0, worker, *self._state.dead_workers[worker]))
 
-    def open_session(self, host: str, pid: int) -> int:
+    def open_session(self, host: str, pid: int, key: str = "") -> int:
         with self._transactions.begin():
-            ident = self._state.add_session(host, pid).ident
+            ident = self._state.add_session(host, pid, key).ident
             self._outgoing.observe("CONNECT", f"client {ident}", None)
         return ident
 

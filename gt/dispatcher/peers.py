@@ -17,7 +17,7 @@ NO_PROGRESS = (0,) * LENGTH  # of a client, or of a worker of another machine
 class Peer:
     """A client or worker after its hello. `ident` is a session or a worker's id, and `start_time` identifies its
     process. `progress` shows what a worker does, as in `core/worker_progress.py`. `session_secret` is that of Welcome.
-    The connection of a peer that is `lost` has ended."""
+    The connection of a peer that is `lost` has ended. `key` is the name of its key."""
 
     hello: Hello
     ident: int
@@ -27,6 +27,7 @@ class Peer:
     session_secret: str = ""
     backpressure: Backpressure = field(default_factory=Backpressure)
     lost: bool = False
+    key: str = ""
 
     @property
     def is_client(self) -> bool:

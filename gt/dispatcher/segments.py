@@ -210,6 +210,8 @@ class Segments:
             return False
         if state.limits is not None and not self._fits(session, body.ops[part.start : part.end]):
             return False
+        if state.shared and any(body.id(run, old) in state.shared for old, _ in part.written):
+            return False
         gradients = state.gradients.keys() & externals if state.gradients else ()
         if gradients:
             written = {body.id(run, old) for old, _ in part.written}

@@ -236,7 +236,7 @@ class Server:
             raise ProtocolError(f"a {hello.role} at {address} says that it is a process of this machine")
         if hello.role in ("client", "worker"):
             self._router.admit(identity)
-        self._handshakes.greet(identity, hello)
+        self._handshakes.greet(identity, hello, self._router.key_of(identity))
 
     def _receive_instructions(self, peer: Peer, frames: Sequence[Frame]) -> None:
         batch, payloads = self._instructions.decode(frames)

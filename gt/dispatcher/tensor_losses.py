@@ -95,7 +95,7 @@ class TensorLosses(TensorTables):
         tensor = self.tensors[ident]
         _add_useless(losses, ident, tensor.spec, rest, worker)
         if rest is not None:
-            self.set_layout(ident, rest)
+            self.set_layout(ident, rest, is_moved=False)
             return
         copies = self.copies.get(ident, {})
         spec = next((spec for spec in copies if spec.is_partition(tensor.meta.shape)), None)

@@ -79,6 +79,15 @@ class GradientRecord(NamedTuple):
     nbytes: int
 
 
+class PublishedTensor(NamedTuple):
+    """A value that a session has published: the id of this version, the session that holds it, and the names of other
+    keys whose sessions may subscribe."""
+
+    ident: int
+    session: int
+    to: tuple[str, ...]
+
+
 class Losses(NamedTuple):
     """Consequences of a lost worker. `useless` are parts on other workers that must be freed, with their meshes.
     `promoted` are tensors whose copy takes their place, with the ids of the copies."""

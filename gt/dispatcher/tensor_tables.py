@@ -29,9 +29,9 @@ class TensorTables:
     for missing tensors that should have been written, the value before the write. `may_resize` are tensors that an
     unanswered query may resize. `gradients` are gradients of parameters that were partial when autograd made them;
     those that still are wait to be reduced together. `bytes_on` counts the bytes on each worker of a mesh, copies
-    included. `uses` counts the same for each session, and is kept only if there are `limits` to the tensors of a
-    session.
-    """
+    included. `shared` has the tensors that share memory with others, each with all of these in the order in which the
+    memory counts: as that of the first, and the others have no bytes. `uses` counts the same for each session, and is
+    kept only if there are `limits` to the tensors of a session."""
 
     tensors: dict[int, TensorRecord] = field(default_factory=dict)
     copies: dict[int, dict[ShardingSpec, int]] = field(default_factory=dict)
@@ -42,6 +42,7 @@ class TensorTables:
     previous_values: dict[int, PreviousValue] = field(default_factory=dict)
     may_resize: set[int] = field(default_factory=set)
     gradients: dict[int, GradientRecord] = field(default_factory=dict)
+    shared: dict[int, tuple[int, ...]] = field(default_factory=dict)
     limits: Limits | None = None
     uses: dict[int, SessionUse] = field(default_factory=dict)
     undo: UndoLog = field(default_factory=UndoLog, compare=False, repr=False)
@@ -137,6 +138,8 @@ class TensorTables:
         the undo log, as in `apply_results`."""
         tensors, bytes_on = self.tensors, self.bytes_on
         copies = [copy for ident in written for copy in self._consume(ident)]
+        if self.shared:
+            self._leave_groups(freed)
         for ident in freed:
             self._consume(ident)
             if self.gradients:
@@ -171,10 +174,15 @@ class TensorTables:
         ]
         return (*results[:count], *versions)
 
-    def set_layout(self, ident: int, spec: ShardingSpec) -> None:
-        """Give a tensor another layout, and mark it as placed; its copies stay."""
+    def set_layout(self, ident: int, spec: ShardingSpec, *, is_moved: bool = True) -> None:
+        """Give a tensor another layout, and mark it as placed; its copies stay. One that `is_moved` has memory of its
+        own then; any other has the same memory on fewer workers."""
+        if is_moved and ident in self.shared:
+            self.unshare(ident)
         before = self.tensors[ident]
         after = TensorRecord.of(before.meta, spec, placed=True)
+        if self._is_counted_elsewhere(ident):
+            after = after._replace(nbytes=0)
         self._count_bytes(ident, before.spec.mesh, -before.nbytes)
         if ident in self.gradients and spec not in self.gradients[ident].move:
             self.undo.drop(self.gradients, ident)
@@ -235,6 +243,8 @@ class TensorTables:
             return self._remove_previous_value(ident)
         if ident not in self.tensors:
             return []
+        if ident in self.shared:
+            self._leave_group(ident)
         tensor = self.undo.drop(self.tensors, ident)
         if ident in self.gradients:
             self.undo.drop(self.gradients, ident)
@@ -261,6 +271,8 @@ class TensorTables:
         """Remove tensors and their copies; returns their ids by mesh. Hot path, and like `apply_results` the last
         change of an instruction: not recorded in the undo log."""
         tensors, copies, bytes_on = self.tensors, self.copies, self.bytes_on
+        if self.shared:
+            self._leave_groups(idents)
         if self.gradients:
             for ident in self.gradients.keys() & idents:
                 del self.gradients[ident]
@@ -281,6 +293,50 @@ class TensorTables:
             else:
                 freed[mesh] = [ident]
         return freed
+
+    # Shared memory
+
+    def share(self, source: int, target: int) -> None:
+        """Add a tensor that has the memory of another one, in the layout in which that is."""
+        tensor = self.tensors[source]
+        self.add_tensor(target, tensor._replace(nbytes=0, placed=True))
+        members = (*self.shared.get(source, (source,)), target)
+        for member in members:
+            self.undo.put(self.shared, member, members)
+
+    def unshare(self, ident: int) -> None:
+        """A tensor gets memory of its own, whose bytes count."""
+        is_counted = not self._is_counted_elsewhere(ident)
+        self._leave_group(ident)
+        if not is_counted:
+            self._count_whole(ident)
+
+    def _is_counted_elsewhere(self, ident: int) -> bool:
+        """Whether the memory of a tensor counts as that of another one."""
+        return ident in self.shared and self.shared[ident][0] != ident
+
+    def _leave_groups(self, idents: Sequence[int]) -> None:
+        for ident in self.shared.keys() & idents:
+            self._leave_group(ident)
+
+    def _leave_group(self, ident: int) -> None:
+        """A tensor does not share its memory any more. If that was counted as its own, it is now that of the next."""
+        members = self.undo.drop(self.shared, ident)
+        rest = tuple([member for member in members if member != ident])
+        if members[0] == ident:
+            self._count_whole(rest[0])
+        for member in rest:
+            if len(rest) > 1:
+                self.undo.put(self.shared, member, rest)
+            else:
+                self.undo.drop(self.shared, member)
+
+    def _count_whole(self, ident: int) -> None:
+        """Count the bytes of a tensor that had none because it shared memory."""
+        tensor = self.tensors[ident]
+        counted = TensorRecord.of(tensor.meta, tensor.spec, tensor.placed)
+        self.undo.put(self.tensors, ident, counted)
+        self._count_bytes(ident, counted.spec.mesh, counted.nbytes - tensor.nbytes)
 
     # Byte counts
 

@@ -221,6 +221,7 @@ class Router:
         self._peers: dict[bytes, int] = {}
         self._unknown: dict[int, None] = {}  # descriptors of connections that were not admitted, the oldest first
         self._addresses: dict[int, str] = {}  # of the other ends, by descriptor
+        self._keys_of: dict[bytes, str] = {}  # the names of the keys of peers
         self._problem: str | None = None  # of the handshake that has just failed
         self._lost: list[bytes] = []
 
@@ -229,12 +230,13 @@ class Router:
         message = receive_from(self._socket, self._peers, waits=waits)
         if message is None:
             return None
-        frames, descriptor = message
+        frames, sender = message
         name = frames.pop(0)
-        if name not in self._peers:
+        if sender is not None:
             self._notice_losses()  # first, because the descriptor may have belonged to another connection
-            self._peers[name] = descriptor
-            self._names[descriptor] = name
+            self._peers[name] = sender.descriptor
+            self._names[sender.descriptor] = name
+            self._keys_of[name] = sender.key
         return name, frames
 
     def has_message(self) -> bool:
@@ -272,6 +274,10 @@ class Router:
     def address_of(self, name: bytes) -> str:
         """The address of a peer, for people; "" if it is not known."""
         return self._addresses.get(self._peers.get(name, -1), "")
+
+    def key_of(self, name: bytes) -> str:
+        """The name of the key of a peer; "" without encryption."""
+        return self._keys_of.get(name, "")
 
     def _read_events(self) -> None:
         """Take the events of connections, and the addresses of new ones before they can be closed."""
@@ -311,6 +317,7 @@ class Router:
         name = self._names.pop(descriptor, None)
         if name is not None:
             del self._peers[name]
+            del self._keys_of[name]
             self._lost.append(name)
 
     def close(self) -> None:

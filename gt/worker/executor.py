@@ -16,6 +16,7 @@ from gt.core.messages import (
     ForgetOps,
     FreeTensors,
     NotCompiled,
+    OpFailed,
     Progress,
     QueryOp,
     ReadMemory,
@@ -42,6 +43,8 @@ from gt.core.messages import (
     WorkerLosePeer,
     WorkerReadTraffic,
     WorkerReportProgress,
+    WorkerShareTensor,
+    WorkerUnshareTensor,
 )
 from gt.core.segments import SegmentBody
 from gt.core.worker_progress import (
@@ -164,6 +167,8 @@ class Executor:
             WorkerDefineScope: self.scopes.define,
             ForgetOps: self._forget,
             WorkerCreateTensor: self._transfers.create,
+            WorkerShareTensor: self._share,
+            WorkerUnshareTensor: self._unshare,
             QueryOp: self._query,
             WorkerFetchTensor: self._transfers.fetch,
             ReadVersions: self._transfers.read_versions,
@@ -398,6 +403,26 @@ class Executor:
         self._runner.overlapped.finish_all()
         if self._late is not None:
             self._late.settle()
+
+    def _share(self, command: WorkerShareTensor) -> None:
+        self._settle()
+        value = self.tensors.get(command.source)
+        if value is not None:
+            self.tensors[command.target] = value
+
+    def _unshare(self, command: WorkerUnshareTensor) -> None:
+        """The memory stays where others hold it. Values that were kept from before a step may share it too."""
+        self._runner.overlapped.finish((command.id,))
+        value = self.tensors.get(command.id)
+        if value is None or isinstance(value, FailedValue):
+            return
+        try:
+            self._guard.reserve(self.engine.nbytes(value))
+            self.tensors[command.id] = self.engine.copy(value)
+        except Exception as error:
+            failure = self._runner.failure_of("copy on write", (str(self.engine.meta(value)),), command, error)
+            self.tensors[command.id] = FailedValue(failure)
+            self._report(OpFailed(session_of(command.id), failure))
 
     def _query(self, command: QueryOp) -> None:
         self._settle()

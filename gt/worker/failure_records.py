@@ -6,10 +6,10 @@ import traceback
 from typing import TypeAlias
 
 from gt.core.errors import LimitError
-from gt.core.messages import Failure, QueryOp, RunOp, WorkerCreateTensor, WorkerFetchTensor
+from gt.core.messages import Failure, QueryOp, RunOp, WorkerCreateTensor, WorkerFetchTensor, WorkerUnshareTensor
 
 _MAX_TEXT = 1 << 16
-Fallible: TypeAlias = RunOp | QueryOp | WorkerCreateTensor | WorkerFetchTensor
+Fallible: TypeAlias = RunOp | QueryOp | WorkerCreateTensor | WorkerFetchTensor | WorkerUnshareTensor
 
 
 def make_failure(worker: int, op: str, inputs: tuple[str, ...], command: Fallible, error: Exception) -> Failure:
@@ -30,4 +30,4 @@ def origin_of(command: Fallible) -> int:
     """The id that identifies the failure of a command, the same on all workers; 0 for a command without results."""
     if isinstance(command, QueryOp | WorkerFetchTensor):
         return command.request
-    return command.id if isinstance(command, WorkerCreateTensor) else next(iter(command.outputs), 0)
+    return next(iter(command.outputs), 0) if isinstance(command, RunOp) else command.id
