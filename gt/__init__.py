@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from gt.core.errors import RecoveryError as RecoveryError
     from gt.core.errors import ServerLost as ServerLost
     from gt.core.errors import SessionError as SessionError
+    from gt.core.errors import SessionLost as SessionLost
     from gt.core.errors import SettingsError as SettingsError
     from gt.core.errors import SignalError as SignalError
     from gt.core.errors import WorkerLost as WorkerLost
@@ -136,7 +137,7 @@ _NAMES: dict[str, str] = {
     "gt.distributed.mappers": "from_torch to_torch",
     "gt.core.errors": (
         "CompileError GTError LayoutError LimitError NonFiniteError OpError PublishError ReadOnlyError RecoveryError "
-        "ServerLost SessionError SettingsError SignalError WorkerLost"
+        "ServerLost SessionError SessionLost SettingsError SignalError WorkerLost"
     ),
     "gt.launch.auto_shard": "auto_shard",
     "gt.launch.calibration": "calibrate",

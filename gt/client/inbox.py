@@ -19,7 +19,7 @@ from gt.client.error_text import (
     error_of_query,
 )
 from gt.client.interrupts import CriticalSection
-from gt.core.errors import GTError, ProtocolError, ServerLost, WorkerLost
+from gt.core.errors import GTError, ProtocolError, ServerLost, SessionLost, WorkerLost
 from gt.core.messages import (
     Failed,
     Failure,
@@ -30,6 +30,7 @@ from gt.core.messages import (
     OpFailed,
     Refused,
     Rejected,
+    SessionEnded,
     Uploaded,
     Waiting,
 )
@@ -152,8 +153,8 @@ class Inbox:
                 self._note(answer.failure)
             elif isinstance(answer, Waiting):
                 self._status = answer.reason
-            elif isinstance(answer, Refused) or (isinstance(answer, Rejected) and answer.request == 0):
-                self._refused = self._refused or answer.reason  # the first one is the cause of the others
+            elif isinstance(answer, Refused | SessionEnded) or (isinstance(answer, Rejected) and answer.request == 0):
+                self._note_end(answer)
             elif isinstance(answer, Lost) and answer.request == 0:
                 log.warning("%s", describe_loss(answer, self._channel.how_it_ended(answer.pid)))
             elif isinstance(answer, Joined | Uploaded):
@@ -165,6 +166,13 @@ class Inbox:
             else:
                 self._answers[answer.request] = received  # type: ignore[union-attr]
         return bool(arrived)
+
+    def _note_end(self, answer: Refused | Rejected | SessionEnded) -> None:
+        """The session cannot go on. Raises SessionLost if somebody has ended it."""
+        if isinstance(answer, SessionEnded):
+            self._server_lost = SessionLost(answer.reason)
+            raise self._server_lost
+        self._refused = self._refused or answer.reason  # the first one is the cause of the others
 
     def _tell(self, news: Gathered | NotCompiled) -> None:
         site = self._sites.lookup(news.site)

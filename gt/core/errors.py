@@ -16,6 +16,7 @@
     └── ConnectionLost       the connection to a peer has ended
         ├── WorkerLost       a worker died; its tensors are lost
         └── ServerLost       the dispatcher died or does not answer
+            └── SessionLost  the dispatcher has freed the session
 
 An error should say what was tried, why it cannot be, and what to do.
 """
@@ -205,6 +206,19 @@ class ServerLost(ConnectionLost):
     >>> try:
     ...     value = gt.ones(3).sum().item()
     ... except gt.ServerLost:  # all tensors are gone: join again, and load a checkpoint
+    ...     value = None
+    >>> value
+    3.0
+    """
+
+
+class SessionLost(ServerLost):
+    """The dispatcher is there, and has freed the session: somebody has ended it, for example. The text says who and
+    why, and what is lost.
+
+    >>> try:
+    ...     value = gt.ones(3).sum().item()
+    ... except gt.SessionLost:  # join again, and load a checkpoint
     ...     value = None
     >>> value
     3.0

@@ -63,7 +63,7 @@ class Hello(_Record, frozen=True):
     """First message of a client or worker. `host` identifies the machine: peers on one machine share memory; `hostname`
     is its name for people. `device` is the device a worker computes on, `memory` the bytes of it, and `progress` the
     shared-memory cell that shows its current command. A worker that `overlaps` computes while its exchanges go on.
-    `address` is the one at which other workers reach it."""
+    `address` is the one at which other workers reach it. `program` is the name of a client's program."""
 
     version: Name
     role: Name
@@ -76,6 +76,7 @@ class Hello(_Record, frozen=True):
     overlaps: bool = False
     hostname: Name = ""
     address: Name = "127.0.0.1"
+    program: Name = ""
 
 
 class WorkerInfo(Struct, array_like=True, frozen=True):
@@ -119,6 +120,12 @@ class Refused(_Record, frozen=True):
     reason: Text
 
 
+class SessionEnded(_Record, frozen=True):
+    """The dispatcher has ended the session."""
+
+    reason: Text
+
+
 class Waiting(_Record, frozen=True):
     """News: why a handshake or an answer takes long."""
 
@@ -142,6 +149,23 @@ class AckBytes(_Record, frozen=True):
     about every ACKNOWLEDGED_BYTES."""
 
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
+
+
+# Requests about sessions: client to server
+
+
+class ReadSessions(_Record, frozen=True):
+    """Ask for a list of the sessions of other clients."""
+
+    request: OtherId
+
+
+class EndSession(_Record, frozen=True):
+    """End the session of another client, which is told the `reason`. Answered with that session."""
+
+    request: OtherId
+    session: Annotated[int, Meta(ge=0, lt=1 << 62)]
+    reason: Text = ""
 
 
 # Instructions: client to dispatcher. Those that declare `timeline_name`, even as None, are commands as well.
@@ -971,6 +995,30 @@ class WorkersRead(_Record, frozen=True):
     workers: tuple[ListedWorker, ...]
 
 
+class ListedSession(Struct, array_like=True, frozen=True):
+    """A session in the list of a server: the name of its key, its process, the name of its program, for how many
+    seconds it has been there, the tensors that it holds, their bytes on each worker, its instructions and requests
+    `in_flight`, and its `state`: idle, working, or lost."""
+
+    session: int
+    key: Name
+    host: Name
+    pid: int
+    program: Name
+    seconds: float
+    tensors: int
+    held: tuple[tuple[int, int], ...]
+    in_flight: int
+    state: Name
+
+
+class SessionsRead(_Record, frozen=True):
+    """The answer to ReadSessions, and to EndSession."""
+
+    request: OtherId
+    sessions: tuple[ListedSession, ...]
+
+
 class Published(_Record, frozen=True):
     """The answer to PublishTensor and UnpublishTensor."""
 
@@ -1028,6 +1076,6 @@ class Rejected(_Record, frozen=True):
 Answer = Union[
     TensorRead, MoreRoomNeeded, Uploaded, Queried, Failed, OpFailed, Synchronized, VersionsRead, Located, TrafficRead,
     StatsRead, MemoryRead, NonFiniteRead, TimelineRead, StoryRead, WorkersRead, Published, Subscribed,
-    NotPublished, Lost, Joined, Gathered, NotCompiled,
+    NotPublished, SessionsRead, SessionEnded, Lost, Joined, Gathered, NotCompiled,
     Rejected, Welcome, Refused, Waiting, Goodbye,
 ]  # fmt: skip

@@ -79,6 +79,11 @@ class Backpressure:
         return batch_slice
 
     @property
+    def queued(self) -> int:
+        """The number of instructions that wait."""
+        return self._queued
+
+    @property
     def is_empty(self) -> bool:
         """Whether no instruction waits, and no read whose size is not known."""
         return not self._queue and self.asked is None

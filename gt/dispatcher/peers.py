@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,8 @@ NO_PROGRESS = (0,) * LENGTH  # of a client, or of a worker of another machine
 class Peer:
     """A client or worker after its hello. `ident` is a session or a worker's id, and `start_time` identifies its
     process. `progress` shows what a worker does, as in `core/worker_progress.py`. `session_secret` is that of Welcome.
-    The connection of a peer that is `lost` has ended. `key` is the name of its key."""
+    The connection of a peer that is `lost` has ended. `key` is the name of its key, and
+    `joined_at` the time of its hello."""
 
     hello: Hello
     ident: int
@@ -28,6 +30,7 @@ class Peer:
     backpressure: Backpressure = field(default_factory=Backpressure)
     lost: bool = False
     key: str = ""
+    joined_at: float = field(default_factory=time.monotonic)
 
     @property
     def is_client(self) -> bool:

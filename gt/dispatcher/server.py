@@ -22,13 +22,17 @@ from gt.core.messages import (
     AckRead,
     ByteRange,
     CreateTensor,
+    EndSession,
     FetchTensor,
     Goodbye,
     Hello,
     Instruction,
+    ReadSessions,
     Refused,
     Rejected,
     Report,
+    SessionEnded,
+    SessionsRead,
     Uploaded,
     Waiting,
     Welcome,
@@ -43,13 +47,14 @@ from gt.dispatcher.ownership import require_ownership
 from gt.dispatcher.peers import NO_PROGRESS, Peer, PeerTable
 from gt.dispatcher.pending_connections import MAX_MALFORMED, PendingConnections
 from gt.dispatcher.program_view import DispatcherView
+from gt.dispatcher.session_administration import SessionAdministration
 from gt.dispatcher.status import read_unlocked
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.addresses import is_own_address
 from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload
 from gt.wire.connections import Router
-from gt.wire.process_identity import is_running, is_stopped, start_mark, this_host
+from gt.wire.process_identity import host_name, is_running, is_stopped, start_mark, this_host
 from gt.wire.server_keys import ServerKeys
 
 log = logging.getLogger("gt.dispatcher")
@@ -98,9 +103,10 @@ class Server:
         self._pending_connections = PendingConnections()
         self._posted: deque[Callable[[], None]] = deque()  # by other threads
         self._held: dict[int, Peer] = {}  # clients with instructions that wait for their backpressure or their turn
-        self._instructions: Decoder[Instruction | AckRead | AckBytes] = Decoder(
-            Instruction | AckRead | AckBytes, MAX_INSTRUCTIONS
+        self._instructions: Decoder[Instruction | AckRead | AckBytes | ReadSessions | EndSession] = Decoder(
+            Instruction | AckRead | AckBytes | ReadSessions | EndSession, MAX_INSTRUCTIONS
         )
+        self._administration = SessionAdministration(self.dispatcher, self.peers)
         self._reports: Decoder[Report] = Decoder(Report)
         self._hellos: Decoder[Hello] = Decoder(Hello, MAX_HELLO)
 
@@ -252,6 +258,9 @@ class Server:
             if isinstance(instruction, AckBytes):
                 peer.backpressure.note_taken(instruction.nbytes)
                 continue
+            if isinstance(instruction, ReadSessions | EndSession):
+                self._administer(peer, instruction)
+                continue
             if isinstance(instruction, CreateTensor):
                 _require_own_buffer(peer, instruction.byte_range.name)
                 instruction = self._passed_on(peer, instruction, uploads, payloads)
@@ -269,6 +278,22 @@ class Server:
             self._give_up_client(peer, f"was ended: {error}")
             return
         self._proceed(peer)
+
+    def _administer(self, peer: Peer, request: ReadSessions | EndSession) -> None:
+        """List the sessions, or end one."""
+        sessions = self._administration.list_for(peer)
+        answer: SessionsRead | Rejected = SessionsRead(request.request, sessions)
+        if isinstance(request, EndSession):
+            found = self._administration.find(peer, request.session)
+            if isinstance(found, str):
+                answer = Rejected(request.request, found)
+            else:
+                listed = tuple([each for each in sessions if each.session == request.session])
+                answer = SessionsRead(request.request, listed)
+                who = f"{peer.key or 'a client'} ({peer.process} on {peer.hello.hostname or host_name()})"
+                why = f": {request.reason}" if request.reason else ""
+                self._give_up_client(found, f"was ended by {who}{why}; its tensors are freed", SessionEnded)
+        self.delivery.send_to(self.peers.clients[peer.ident], [answer])
 
     def _passed_on(
         self, peer: Peer, create: CreateTensor, number: int, payloads: MutableSequence[Payload]
@@ -419,11 +444,11 @@ class Server:
         self._forget(peer)
         self._lose_worker(peer, reason)
 
-    def _give_up_client(self, peer: Peer, reason: str) -> None:
+    def _give_up_client(self, peer: Peer, reason: str, kind: type[Refused] | type[SessionEnded] = Refused) -> None:
         log.warning("client %d (%s) %s", peer.ident, peer.process, reason)
         identity = self.peers.clients[peer.ident]
         with internal_errors_logged("a refusal"):
-            self.delivery.send_to(identity, [Refused(f"the session {reason} (server: GT {__version__})")])
+            self.delivery.send_to(identity, [kind(f"the session {reason} (server: GT {__version__})")])
         self._forget(peer)
         if not peer.lost:
             self._pending_connections.close_soon(identity, time.monotonic())

@@ -344,8 +344,12 @@ class TensorTables:
         self.undo.drop(self.copy_order, copy)
         self._count_copy(copy, meta, spec, -1)
 
+    def copy_size(self, meta: TensorMeta, spec: ShardingSpec) -> int:
+        """The largest number of bytes that one worker holds of a copy."""
+        return TensorRecord.of(meta, spec).nbytes
+
     def _count_copy(self, copy: int, meta: TensorMeta, spec: ShardingSpec, sign: int) -> None:
-        nbytes = sign * TensorRecord.of(meta, spec).nbytes
+        nbytes = sign * self.copy_size(meta, spec)
         self.undo.put(self.copy_bytes, spec.mesh, self.copy_bytes.get(spec.mesh, 0) + nbytes)
         self._count_bytes(copy, spec.mesh, nbytes)
 
