@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs notebooks test lint test-browser test-cluster test-slow test-torch conformance conformance-formats crash-detector faults fuzz bench benchmark bench-exchange clean
+.PHONY: help setup demo docs notebooks test lint test-browser test-cluster test-launchers test-slurm test-kubernetes test-slow test-torch conformance conformance-formats crash-detector faults fuzz bench benchmark bench-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-20s %s\n", $$1, $$2}'
@@ -46,6 +46,18 @@ test-browser: setup  ## tests of web pages; installs Debian's Chromium if it is 
 
 test-cluster: setup  ## servers and workers on hosts made of namespaces (about 2 minutes)
 	$(RUN) -m pytest -m slow tests/cluster
+
+test-launchers: setup  ## workers on torchrun, Ray and Dask, which are installed for it (about 5 minutes)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[ray,dask]"
+	$(RUN) -m pytest tests/worker/test_torchrun.py tests/launch/test_ray_cluster.py tests/launch/test_dask_cluster.py
+
+test-slurm: setup  ## programs as jobs of a real SLURM on this machine; installs Debian's packages if they are missing
+	command -v slurmctld > /dev/null || test -x /usr/sbin/slurmctld || { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; }
+	$(RUN) -m pytest -m slow tests/launch/test_slurm_cluster.py
+
+test-kubernetes: setup  ## manifests against the schemas of Kubernetes, which it installs, and as processes on test hosts
+	$(RUN) -c "import kubernetes_validate" 2> /dev/null || $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt kubernetes-validate
+	$(RUN) -m pytest tests/launch/test_kubernetes.py tests/cluster/test_kubernetes_pods.py
 
 test-slow: setup  ## tests that take minutes each
 	$(RUN) -m pytest -m slow --timeout 1800

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gt import data as data
     from gt import debug as debug
     from gt import distributed as distributed
+    from gt import launch as launch
     from gt import nn as nn
     from gt import optim as optim
     from gt import signal as signal
@@ -151,7 +152,7 @@ _NAMES: dict[str, str] = {
     "gt.signals.registry": "get_config get_signal_config load_config register_config",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
-_SUBMODULES = ("data", "debug", "distributed", "nn", "optim", "signal")
+_SUBMODULES = ("data", "debug", "distributed", "launch", "nn", "optim", "signal")
 
 __all__ = ["__version__", *_MODULE_OF, *_SUBMODULES]
 

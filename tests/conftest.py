@@ -92,9 +92,24 @@ def fault(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
     return note
 
 
+_not_tried: list[str] = []  # tests that were skipped, have failed or were left out
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    _not_tried.extend(item.nodeid for item in items if "fault" in getattr(item, "fixturenames", ()))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if not report.passed and "fault" in report.keywords:
+        _not_tried.append(report.nodeid)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the faults that were tried. If some were not, their rows stay as they were."""
     if session.config.getoption("--write-faults"):
-        faults.DOCUMENT.write_text(faults.with_table(faults.DOCUMENT.read_text(), _tried))
+        document = faults.DOCUMENT.read_text()
+        kept = faults.read_table(document) if _not_tried else {}
+        faults.DOCUMENT.write_text(faults.with_table(document, kept | _tried))
 
 
 MODES = {

@@ -88,6 +88,15 @@ class Host:
         """Pull the cable."""
         _in_network(self._switch, "ip", "link", "set", f"to-{self.name}", "down")
 
+    def limit_rate(self, rate: str) -> None:
+        """Let the host send no faster than `rate`, such as "100mbit"; skips the test where that is not permitted."""
+        if shutil.which("tc") is None:
+            pytest.skip("there is no `tc`, which makes slow links (package iproute2)")
+        try:
+            _in_network(self.pid, *f"tc qdisc replace dev eth0 root tbf rate {rate} burst 64kb latency 400ms".split())
+        except RuntimeError as error:
+            pytest.skip(f"slow links cannot be made: {error}")
+
     def reconnect(self) -> None:
         _in_network(self._switch, "ip", "link", "set", f"to-{self.name}", "up")
 

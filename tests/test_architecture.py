@@ -185,7 +185,7 @@ def test_only_the_entry_imports_by_name():
     users = {
         name_of(path) for path in FILES if "importlib" in packages_imported(path) or "__import__" in names_in(path)
     }
-    assert users == {"gt/__init__.py", "gt/lazy_launch.py", "gt/core/extras.py"}
+    assert users == {"gt/__init__.py", "gt/launch/__init__.py", "gt/lazy_launch.py", "gt/core/extras.py"}
 
 
 TORCH_PATCHES = ROOT / "client" / "torch_patches"
@@ -292,6 +292,11 @@ def loaded_by(statement):
         ("gt.scripts.trace", "torch matplotlib"),
         ("gt.scripts.visualize", "torch matplotlib"),
         ("gt.wire.socket_channel", "torch numpy"),
+        ("gt.launch.ray_actors", "torch numpy ray"),
+        ("gt.launch.launched_process", "torch numpy"),
+        ("gt.launch.sessions", "ray dask distributed"),
+        ("gt.launch.ray_cluster", "ray"),
+        ("gt.launch.dask_cluster", "dask distributed"),
     ],
 )
 def test_a_dispatcher_runs_on_a_machine_without_torch(module, without):

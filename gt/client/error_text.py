@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import linecache
+from collections.abc import Sequence
 
 import torch
 
 from gt.client.call_sites import Site
 from gt.core.errors import LimitError, OpError
-from gt.core.messages import Failure, Gathered, Lost, NotCompiled
+from gt.core.messages import Failure, Gathered, Lost, LostLine, NotCompiled
+from gt.core.readable_units import print_bytes
+from gt.core.refusal_kinds import OP_NOT_ALLOWED
 
 _TRACEBACK = "  Traceback of the "
 
@@ -54,7 +57,7 @@ def describe_unread(failure: Failure, site: Site) -> str:
 _ERROR_TYPES: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, ZeroDivisionError, OverflowError)
-} | {"_LinAlgError": torch.linalg.LinAlgError}
+} | {"_LinAlgError": torch.linalg.LinAlgError, OP_NOT_ALLOWED: NotImplementedError}
 
 
 def error_of_op(failure: Failure, site: Site) -> OpError:
@@ -85,13 +88,34 @@ def describe_eager_scope(news: NotCompiled, site: Site) -> str:
     return f"{scope}{news.reason} ({file}:{line})"
 
 
-def describe_loss(lost: Lost, how_it_ended: str, site: Site | None = None) -> str:
-    """`site`: the line whose op exchanged tensors with the worker when it was lost."""
+def describe_loss(
+    lost: Lost, how_it_ended: str, site: Site | None = None, lines: Sequence[tuple[str, LostLine]] = ()
+) -> str:
+    """`site`: the line whose op exchanged tensors with the worker when it was lost. `lines`: the tensors that are lost,
+    with the lines that made them as text."""
     ending = how_it_ended or lost.reason
     last = f"its last op was {lost.last_op}" if lost.last_op else "it had not run an op"
     issued = "" if site is None else f"{quote(site)}\n  needed a worker that was lost:\n  "
     return (
         f"{issued}worker {lost.worker} (pid {lost.pid}) {ending}; {last}. The tensors it held are lost; those of other "
         f"workers can still be read, and gt.recover(model) brings back weights that others hold too. Start again with "
-        f"gt.shutdown() and gt.init()."
+        f"gt.shutdown() and gt.init() or gt.connect().{_list_lost_tensors(lines)}"
     )
+
+
+def _list_lost_tensors(lines: Sequence[tuple[str, LostLine]]) -> str:
+    if not lines:
+        return ""
+    total = sum(line.tensors for _, line in lines)
+    listed = [_describe_lost_line(text or "other lines", line) for text, line in lines]
+    nbytes = print_bytes(sum(line.nbytes for _, line in lines))
+    return "\n".join([f"\n  Lost are {_count(total)}, {nbytes}, made by:", *listed])
+
+
+def _describe_lost_line(text: str, line: LostLine) -> str:
+    more = ", ..." if line.tensors > len(line.examples) else ""
+    return f"    {text}: {_count(line.tensors)}, {print_bytes(line.nbytes)}: {', '.join(line.examples)}{more}"
+
+
+def _count(tensors: int) -> str:
+    return "1 tensor" if tensors == 1 else f"{tensors} tensors"

@@ -74,6 +74,7 @@ class Inbox:
         self._refused = ""
         self._status = ""
         self._known: deque[int] = deque(maxlen=REMEMBERED)
+        self._losses: dict[int, Lost] = {}  # the news of lost workers, with the tensors that are lost
 
     def wait(self, request: int, seconds: float = math.inf) -> Received:
         """The answer to a request. Raises the error that made an answer impossible, and TimeoutError after so many
@@ -156,7 +157,8 @@ class Inbox:
             elif isinstance(answer, Refused | SessionEnded) or (isinstance(answer, Rejected) and answer.request == 0):
                 self._note_end(answer)
             elif isinstance(answer, Lost) and answer.request == 0:
-                log.warning("%s", describe_loss(answer, self._channel.how_it_ended(answer.pid)))
+                self._losses[answer.worker] = answer
+                log.warning("%s", self._describe_loss(answer))
             elif isinstance(answer, Joined | Uploaded):
                 continue
             elif isinstance(answer, Gathered | NotCompiled):
@@ -234,11 +236,16 @@ class Inbox:
             make = error_of_query if answer.is_own_failure else error_of_op
             raise make(answer.failure, self._sites.lookup(answer.failure.site))
         if isinstance(answer, Lost):
-            site = self._sites.lookup(answer.site) if answer.site else None
-            raise WorkerLost(describe_loss(answer, self._channel.how_it_ended(answer.pid), site))
+            raise WorkerLost(self._describe_loss(answer))
         if isinstance(answer, Rejected):
             raise ProtocolError(answer.reason)
         return found
+
+    def _describe_loss(self, answer: Lost) -> str:
+        site = self._sites.lookup(answer.site) if answer.site else None
+        news = self._losses.get(answer.worker, answer)
+        lines = [(self._sites.text(line.site) if line.site else "", line) for line in news.lines]
+        return describe_loss(answer, self._channel.how_it_ended(answer.pid), site, lines)
 
     def _describe_wait(self) -> str:
         return f"waiting {self._status or 'for the workers'}"

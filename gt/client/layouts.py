@@ -12,7 +12,9 @@ from gt.client.session_reads import locate
 from gt.client.storage import TensorRef
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
+from gt.core.messages import hosts_of
 from gt.sharding.boxes import Shape, box_elements, box_shape
+from gt.sharding.host_order import default_mesh, mesh_of_workers
 from gt.sharding.placements import Placement, placements_of, require_mesh
 from gt.sharding.spec import DeviceMesh, ShardingSpec, local_box
 
@@ -33,17 +35,19 @@ class LocalShard(NamedTuple):
 def mesh(
     shape: int | Sequence[int], axis_names: Sequence[str] = (), workers: Sequence[int] = (), name: str = ""
 ) -> DeviceMesh:
-    """A grid of workers: `gt.mesh((2, 4), ("dp", "tp"))`. Without `workers` it takes the first connected ones.
+    """A grid of workers: `gt.mesh((2, 4), ("dp", "tp"))`. Without `workers` it takes the first connected ones; of
+    several machines, those of one machine are next to each other along the last axis. Workers that are named are taken
+    in the given order.
 
     >>> gt.init(workers=4, mode="virtual")
     >>> gt.mesh((2, 2), ("dp", "tp")).coordinate(3)
     (1, 1)
     """
     sizes = _mesh_sizes(shape)
-    connected = [info.worker for info in active_session.current().workers]
+    hosts = hosts_of(active_session.current().workers)
+    connected = list(hosts)
     count = math.prod(sizes)
-    chosen = list(workers) or connected[: max(count, 0)]
-    missing = [worker for worker in chosen if worker not in connected]
+    missing = [worker for worker in workers if worker not in hosts]
     if missing or (not workers and len(connected) < count):
         asked = f"workers {missing}" if missing else f"{count} workers"
         enough = max([count, *[worker + 1 for worker in missing]])
@@ -51,7 +55,9 @@ def mesh(
             f"a mesh of shape {tuple(sizes)} needs {asked}, and there are {connected}; "
             f"start more with gt.init(workers={enough}) or GT_WORKERS={enough}"
         )
-    return DeviceMesh(sizes, axis_names, chosen, name)
+    if workers:
+        return mesh_of_workers(sizes, axis_names, workers, hosts, name)
+    return default_mesh(sizes, axis_names, hosts, name)
 
 
 def require_workers(mesh: Any) -> DeviceMesh:

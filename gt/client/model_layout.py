@@ -19,6 +19,7 @@ from gt.client.storage import Storage, StorageView, TensorRef
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.nn_modules import own_buffers, own_parameters
 from gt.core.errors import SignalError, nearest
+from gt.core.messages import hosts_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.signals.checks import REST
 from gt.signals.config import ModelConfig, ModuleEntry, OutputEntry, ParameterEntry, at
@@ -112,7 +113,7 @@ def place_parameter(tensor: Tensor, spec: ShardingSpec) -> None:
 def _mesh(config: ModelConfig) -> DeviceMesh | None:
     if config.mesh is None and config.workers is None:
         return None
-    connected = [info.worker for info in active_session.current().workers]
+    connected = hosts_of(active_session.current().workers)
     return resolve_mesh(config.mesh, config.workers, connected, f"{at(config.source)}model")
 
 

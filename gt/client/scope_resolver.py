@@ -13,9 +13,10 @@ from gt.client.geometry import Geometry
 from gt.client.scope_stack import ScopeFrame, frame_of_node, in_use, note_nodes, top
 from gt.client.storage import TensorRef
 from gt.client.torch_patches.autograd_nodes import FIRST_ACCUMULATING, current_node, sequence_number
-from gt.core.messages import DefineScope
+from gt.core.messages import DefineScope, WorkerInfo, hosts_of
 from gt.core.signatures import PolicyRecord
-from gt.sharding.spec import DeviceMesh, ShardingSpec
+from gt.sharding.host_order import default_mesh
+from gt.sharding.spec import ShardingSpec
 from gt.signals.config import SignalConfig, at
 from gt.signals.policy import Policy
 from gt.signals.registry import registry
@@ -39,6 +40,7 @@ class ScopeResolver:
         self.scope_ids: dict[tuple[str, PolicyRecord | None, bool], int] = {}
         self._policies: dict[int, Policy] = {}  # by scope id
         self._unknown: set[str] = set()
+        self._of_created: tuple[Sequence[WorkerInfo], PolicyRecord] | None = None  # for which workers, and the policy
 
     def scope_id(self, refs: Sequence[TensorRef], geometry: Geometry | None) -> int:
         """The id of an op's scope, 0 for none; `geometry` is that of its single result. Hot path."""
@@ -65,8 +67,8 @@ class ScopeResolver:
             return resolved[4]
         return resolved[5] if is_gradient else resolved[3]
 
-    def _connected(self) -> list[int]:
-        return [info.worker for info in self._session.workers]
+    def _connected(self) -> dict[int, str]:
+        return hosts_of(self._session.workers)
 
     def _resolve(self, frame: ScopeFrame) -> tuple[int, int, int]:
         """The ids of a scope as it is configured now: for ops in general, for ops on parameters alone, which introduce
@@ -122,8 +124,14 @@ class ScopeResolver:
             return 0
         if self._auto is None and (len(shape) != 2 or shape[0] % count):
             return 0
-        mesh = DeviceMesh([count], [ROW], self._connected())
-        return self._define("auto", PolicyRecord(mesh.record(), lead=((ROW,),), places=False), False)
+        return self._define("auto", self._policy_of_created(), False)
+
+    def _policy_of_created(self) -> PolicyRecord:
+        workers = self._session.workers
+        if self._of_created is None or self._of_created[0] is not workers:
+            mesh = default_mesh([len(workers)], [ROW], self._connected())
+            self._of_created = workers, PolicyRecord(mesh.record(), lead=((ROW,),), places=False)
+        return self._of_created[1]
 
     def _define(self, name: str, policy: PolicyRecord | None, compile_: bool) -> int:
         key = (name, policy, compile_)

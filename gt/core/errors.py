@@ -26,6 +26,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from gt.core.refusal_kinds import RefusalKind
+
 
 class GTError(Exception):
     """Any error of GT: all others are subclasses of it.
@@ -85,7 +87,11 @@ class SessionError(GTError, RuntimeError):
 
 
 class ProtocolError(GTError, RuntimeError):
-    """A message from a peer that violates the protocol."""
+    """A message from a peer that violates the protocol. `kind` is the one by which a server counts it."""
+
+    def __init__(self, text: str, kind: RefusalKind = "malformed") -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 class PublishError(GTError, LookupError):

@@ -96,6 +96,11 @@ def can_overlap(workers: Sequence[WorkerInfo]) -> bool:
     return all(worker.overlaps for worker in workers) or len({worker.host for worker in workers}) > 1
 
 
+def hosts_of(workers: Sequence[WorkerInfo]) -> dict[int, str]:
+    """The host of each worker."""
+    return {info.worker: info.host for info in workers}
+
+
 class Welcome(_Record, frozen=True):
     """`ident` is a client's session or a worker's id. `session_secret` is known to the session only and marks its
     shared buffers. `instruction_log` is the path of the server's log, if it writes one. `signals` is the text of the
@@ -727,6 +732,13 @@ class Progress(_Record, frozen=True):
     nanoseconds: Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
+class Activity(_Record, frozen=True):
+    """What a worker of another machine does: the words of `core/worker_progress.py`. Its clock is its own, so SINCE is
+    the age of its state in nanoseconds."""
+
+    words: Annotated[tuple[Annotated[int, Meta(ge=-1, lt=1 << 62)], ...], Meta(max_length=1 << 10)]
+
+
 class StoreReady(_Record, frozen=True):
     """A worker has started the key-value store."""
 
@@ -977,7 +989,8 @@ class StoryRead(_Record, frozen=True):
 
 class ListedWorker(Struct, array_like=True, frozen=True):
     """A worker in the list of a server. `memory` are the bytes of its device (0: not known), and `held` those of the
-    tensors on it. `state` is `ready`, or `joining` while it cannot exchange tensors with the others yet."""
+    tensors on it. `state` is `joining` while it cannot exchange tensors with the others yet, `ready`, `busy` if it has
+    worked on the same commands for more than a second, `stopped`, or `silent for 3 s`."""
 
     worker: int
     host: Name
@@ -1039,9 +1052,19 @@ class NotPublished(_Record, frozen=True):
     reason: Text
 
 
+class LostLine(Struct, array_like=True, frozen=True):
+    """Tensors that were lost with a worker and that one line has made (`site` 0: any other line): their number, their
+    bytes, and some of them as text."""
+
+    site: SiteId
+    tensors: int
+    nbytes: int
+    examples: tuple[Text, ...]
+
+
 class Lost(_Record, frozen=True):
     """The answer to a request that needs a lost worker (`request` 0: news, not an answer). `site` is the line of the
-    op whose exchange with that worker failed, if any."""
+    op whose exchange with that worker failed, if any. In news, `lines` are the tensors of the session that are lost."""
 
     request: OtherId
     worker: int
@@ -1049,6 +1072,7 @@ class Lost(_Record, frozen=True):
     reason: Text
     last_op: Text
     site: SiteId = 0
+    lines: tuple[LostLine, ...] = ()
 
 
 class Joined(_Record, frozen=True):

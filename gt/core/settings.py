@@ -50,11 +50,12 @@ class CompileSettings(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """`workers` 0, `mode` "", `transport` "", and None for `auto_shard`, `copy_limit` and `instruction_log_bytes` mean
+    """`workers` 0, `mode` "", `transport` "", and None for `auto_shard`, `copy_limit`, `limits` and `instruction_log_bytes` mean
     that the user gave no value."""
 
     workers: int = 0
     server: str = ""
+    min_workers: int = 1
     backend: str = "pytorch"
     mode: str = ""
     instruction_log: str = ""
@@ -64,7 +65,7 @@ class Settings(msgspec.Struct, frozen=True):
     config: str = ""
     auto_shard: bool | None = None
     copy_limit: int | None = None
-    limits: Limits = Limits()
+    limits: Limits | None = None
     verbose: bool = False
     progress: bool = True
     debug_client: bool = False
@@ -79,7 +80,7 @@ class Settings(msgspec.Struct, frozen=True):
     strategy: str = "bytes"
     full_traceback: bool = False
     timeout: float = 60.0
-    heartbeat_timeout: float = 60.0
+    heartbeat_timeout: float = 5.0
     keys: str = ""
     insecure: bool = False
     interface: str = ""
@@ -186,6 +187,7 @@ def _transport(text: str) -> str:
 _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_WORKERS": ("workers", _count),
     "GT_SERVER": ("server", str),
+    "GT_MIN_WORKERS": ("min_workers", _count),
     "GT_BACKEND": ("backend", _backend),
     "GT_INSTRUCTION_LOG": ("instruction_log", str),
     "GT_INSTRUCTION_LOG_FORMAT": ("instruction_log_format", _log_format),

@@ -12,7 +12,8 @@ from msgspec import Meta, Struct
 
 from gt.core.meta import TensorMeta
 
-Name: TypeAlias = Annotated[str, Meta(max_length=512)]
+Name: TypeAlias = Annotated[str, Meta(max_length=512, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
+"""A name, without control characters: names are shown on terminals and in logs."""
 Text: TypeAlias = Annotated[str, Meta(max_length=1 << 18)]
 Number: TypeAlias = Union[bool, int, float]
 
@@ -23,12 +24,14 @@ Axis: TypeAlias = Annotated[str, Meta(max_length=64)]
 
 
 class MeshRecord(Struct, array_like=True, frozen=True):
-    """A grid of workers: its size and name per axis, and the workers in row-major order."""
+    """A grid of workers: its size and name per axis, and the workers in row-major order. `hosts` numbers the machine of
+    each worker; it is empty if all are on one."""
 
     shape: Annotated[tuple[int, ...], Meta(max_length=16)]
     axis_names: tuple[Axis, ...]
     workers: Annotated[tuple[int, ...], Meta(max_length=1 << 16)]
     name: Axis = ""
+    hosts: Annotated[tuple[int, ...], Meta(max_length=1 << 16)] = ()
 
 
 class SpecRecord(Struct, array_like=True, frozen=True):

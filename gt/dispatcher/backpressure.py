@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gt.core.errors import ProtocolError
+from gt.core.ids import short_id
 from gt.core.message_fields import PAYLOAD_RECORDS
 from gt.core.messages import COUNTED_BYTES, FetchTensor, Instruction, TensorRead
 from gt.wire.codec import Payload, read_bytes
@@ -50,6 +51,7 @@ class Backpressure:
         self._max_queued = MAX_QUEUED if limit is None else min(MAX_QUEUED, OVER_LIMIT * limit)
         self.asked: FetchTensor | None = None
         self._reads: dict[int, int] = {}  # bytes by request
+        self._answered: set[int] = set()  # those of them whose answers were sent
         self._unread = 0  # their sum
         self._sent = 0
         self._queue: deque[BatchSlice] = deque()
@@ -66,7 +68,8 @@ class Backpressure:
         if len(self._queue) > 1 and too_many:
             raise ProtocolError(
                 f"{self._queued} instructions with {self._queued_bytes} bytes wait because "
-                f"{self._unread + self._sent} bytes that were asked for are not taken"
+                f"{self._unread + self._sent} bytes that were asked for are not taken",
+                "limit",
             )
 
     def next(self) -> BatchSlice | None:
@@ -101,6 +104,7 @@ class Backpressure:
     def end(self, request: int) -> None:
         """A read was received by the client, or has failed."""
         self._unread -= self._reads.pop(request, 0)
+        self._answered.discard(request)
         if self.asked is not None and self.asked.request == request:
             self.asked = None
 
@@ -108,6 +112,16 @@ class Backpressure:
         """A read is answered. From now on a small one counts as sent bytes."""
         if read_bytes(read) < COUNTED_BYTES:
             self.end(read.request)
+        elif read.request in self._reads:
+            self._answered.add(read.request)
+
+    def acknowledge(self, request: int) -> None:
+        """The client says that it has received a read. Raises ProtocolError if that was not sent: a client could ask
+        for any number of bytes and take none of them."""
+        is_asked = self.asked is not None and self.asked.request == request
+        if is_asked or (request in self._reads and request not in self._answered):
+            raise ProtocolError(f"request {short_id(request)} cannot be taken before it is answered")
+        self.end(request)
 
     def note_sent(self, nbytes: int) -> None:
         self._sent += nbytes
@@ -120,7 +134,7 @@ class Backpressure:
     def require_taken(self) -> None:
         """Raises ProtocolError if too many bytes that were sent are unread."""
         if self._sent > MAX_SENT:
-            raise ProtocolError(f"{self._sent} bytes of answers are not taken, and the limit is {MAX_SENT}")
+            raise ProtocolError(f"{self._sent} bytes of answers are not taken, and the limit is {MAX_SENT}", "limit")
 
 
 def split_after_reads(batch: Sequence[Instruction], payloads: Sequence[Payload]) -> Iterator[BatchSlice]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 from gt.core.ids import ALL_SESSIONS, session_of
@@ -22,6 +22,7 @@ from gt.core.messages import (
     WorkerInfo,
     WorkerReportProgress,
 )
+from gt.core.refusal_kinds import RefusalKind
 from gt.dispatcher.fair_queue import FairQueue, Mark
 from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.instructions import Instructions
@@ -52,7 +53,8 @@ class Dispatcher:
     """Methods that carry out something return the messages to send, in the one order that all workers follow. The
     `observer`, if there is one, sees each message. `copy_limit` is the most bytes of copies on a worker (None: half of
     the memory of the smallest worker), and `limits` are those of each session. `recent` is set while somebody wants to
-    know the lines of tensors."""
+    know the lines of tensors. `note_rejection` is told of the session, the kind and the reason of each instruction that
+    a client got wrong."""
 
     def __init__(
         self, observer: Observer | None = None, copy_limit: int | None = None, limits: Limits | None = None
@@ -84,9 +86,11 @@ class Dispatcher:
         self._instructions.actions[Goodbye] = self._goodbye
         self._instructions.actions[ReadStory] = self._read_story
         self._recent_messages: dict[int, RecentMessages] = {}
+        self.keeps_sites = False  # of tensors made long ago, for workers that may be lost
         self.captures = CaptureRequests()
         self.failures = outgoing.failures
         self.recent: RecentBatches | None = None
+        self.note_rejection: Callable[[int, RefusalKind, str], None] | None = None
 
     # Workers and sessions
 
@@ -120,14 +124,18 @@ class Dispatcher:
         if ident not in self.state.workers:
             return []
         dead = DeadWorker(self.state.workers[ident].info.pid, reason, last_op)
-        self._membership.lose_worker(ident, dead, self._reports)
+        self._membership.lose_worker(ident, dead, self._reports, self._find_sites)
         self.captures.lose_worker(ident)
         return [*self._outgoing.take(), *self._take_turns()]
+
+    def _find_sites(self, session: SessionRecord, idents: Iterable[int]) -> dict[int, int]:
+        messages = self._recent_messages.get(session.ident)
+        return messages.find_sites(session, idents) if messages is not None else {}
 
     def open_session(self, host: str, pid: int, key: str = "") -> int:
         """`key` is the name of the key by which the client was let in."""
         session = self._membership.open_session(host, pid, key)
-        self._recent_messages[session] = RecentMessages()
+        self._recent_messages[session] = RecentMessages(self.state.tensors if self.keeps_sites else ())
         return session
 
     def end_session(self, ident: int) -> list[Outgoing]:
@@ -148,6 +156,10 @@ class Dispatcher:
     def take(self) -> list[Outgoing]:
         """Messages queued before an unexpected exception."""
         return self._outgoing.take()
+
+    def set_worker_description(self, describe: Callable[[int], str]) -> None:
+        """`describe` gives the state of a worker that is ready, for people."""
+        self._instructions.describe_worker = describe
 
     # Instructions
 
@@ -233,6 +245,8 @@ class Dispatcher:
             self._outgoing.free(rejection.freed)
             for answer in rejection.answers:
                 self._outgoing.answer(session.ident, answer)
+            if rejection.mistake is not None and self.note_rejection is not None:
+                self.note_rejection(session.ident, rejection.mistake.kind, str(rejection.mistake))
         except Exception as internal_error:
             log.exception("%s of client %d could not be refused", type(instruction).__name__, session.ident)
             self._transactions.roll_back(start)

@@ -16,13 +16,18 @@ from typing import TypeAlias
 
 from gt.core.ids import short_id
 from gt.core.messages import Failure
+from gt.core.refusal_kinds import RefusalKind
 
 Cause: TypeAlias = int | Failure
 """Why a tensor has no value: the id of a lost worker, or the failure of an op."""
 
 
 class InvalidInstruction(Exception):
-    pass
+    """`kind` is the one by which a server counts it."""
+
+    def __init__(self, text: str = "", kind: RefusalKind = "instruction") -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 class UnknownId(InvalidInstruction):

@@ -67,22 +67,24 @@ class Handshakes:
     def greet(self, identity: bytes, hello: Hello, key: str) -> None:
         """`key` is the name of the peer's key."""
         if self.is_ending:
-            raise ProtocolError("the server is about to end, and lets in nobody")
+            raise ProtocolError("the server is about to end, and lets in nobody", "unknown")
         if hello.role == "worker":
             self._welcome_worker(identity, hello)
         elif hello.role == "client":
             self._waiting[identity] = _WaitingClient(hello, key)
         else:
-            raise ProtocolError(f"{hello.role!r} is not a role; clients and workers connect here")
+            raise ProtocolError(f"{hello.role!r} is not a role; clients and workers connect here", "unknown")
         self.welcome_waiting()
 
     def forget(self, identity: bytes) -> None:
         self._waiting.pop(identity, None)
 
     def _welcome_worker(self, identity: bytes, hello: Hello) -> None:
+        if hello.progress:
+            shared_memory.require_name(hello.progress)
         shares = hello.progress and hello.host == this_host()
         if shares and not hello.progress.startswith(f"gt-{hello.pid}-"):
-            raise ProtocolError(f"shared buffer {hello.progress} is not one of process {hello.pid}")
+            raise ProtocolError(f"shared buffer {hello.progress} is not one of process {hello.pid}", "foreign")
         progress = shared_memory.take(hello.progress, worker_progress.NBYTES).cast("q") if shares else NO_PROGRESS
         if not is_ipv4(hello.address):
             raise ProtocolError(f"{hello.address!r} is not an address at which other workers reach a worker")

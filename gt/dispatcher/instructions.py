@@ -81,7 +81,8 @@ InstructionAction: TypeAlias = Callable[[SessionRecord, Any, Buffer | None], Non
 
 
 class Instructions:
-    """`actions` by kind of instruction. The caller commits an action, or rolls it back if it raises."""
+    """`actions` by kind of instruction. The caller commits an action, or rolls it back if it raises. `describe_worker`
+    gives the state of a worker that is ready."""
 
     def __init__(
         self,
@@ -98,6 +99,7 @@ class Instructions:
         self._requests = requests
         self._plan_cache = plan_cache
         self._segments = segments
+        self.describe_worker: Callable[[int], str] = lambda worker: "ready"
         self._buckets = GradientBuckets(state, redistributor, plan_cache)
         publications = self._publications = Publications(state, outgoing, redistributor, self._buckets)
         ops = OpInstructions(state, outgoing, redistributor, requests, plan_cache, self._buckets, publications)
@@ -224,7 +226,7 @@ class Instructions:
                 worker.info.device,
                 worker.memory,
                 held[ident],
-                "ready" if worker.ready else "joining",
+                self.describe_worker(ident) if worker.ready else "joining",
             )
             for ident, worker in sorted(self._state.workers.items())
         ]

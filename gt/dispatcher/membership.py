@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from gt.core.messages import Lost, Rejected, WorkerDefineScope, WorkerEndSession, WorkerLosePeer
 from gt.dispatcher.copy_limit import default_limit
 from gt.dispatcher.fair_queue import FairQueue
 from gt.dispatcher.group_store import GroupStore
+from gt.dispatcher.lost_lines import describe_losses
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.redistribution import Redistributor
@@ -21,6 +23,9 @@ from gt.dispatcher.transactions import Transactions
 from gt.dispatcher.worker_records import DeadWorker
 
 log = logging.getLogger("gt.dispatcher")
+
+FindSites: TypeAlias = Callable[[SessionRecord, Iterable[int]], Mapping[int, int]]
+"""The sites that made some tensors of a session, as far as they are known."""
 
 
 class Membership:
@@ -75,7 +80,7 @@ class Membership:
         with self._transactions.begin():
             self._store.set_ready((worker,))
 
-    def lose_worker(self, ident: int, dead: DeadWorker, reports: Reports) -> None:
+    def lose_worker(self, ident: int, dead: DeadWorker, reports: Reports, find_sites: FindSites) -> None:
         """Remove a lost worker, and tell the other workers, which may wait for it in an exchange. The requests that
         wait for it fail first; each session then loses its tensors in a transaction of its own."""
         with self._transactions.begin():
@@ -90,23 +95,25 @@ class Membership:
                 self._store.lose_host()
         tensors = self._state.tensors_on(ident)
         for session in list(self._state.sessions.values()):
-            self._lose_worker_of(session, tensors.get(session.ident, []), ident)
+            self._lose_worker_of(session, tensors.get(session.ident, []), ident, find_sites)
         with self._transactions.begin():
             self._state.forget_meshes_of(ident)
         self._fair_queue.lose_worker(ident)
 
-    def _lose_worker_of(self, session: SessionRecord, tensors: Sequence[int], worker: int) -> None:
+    def _lose_worker_of(
+        self, session: SessionRecord, tensors: Sequence[int], worker: int, find_sites: FindSites
+    ) -> None:
         """Take a lost worker from one session. An internal error ends this session only."""
         try:
             with self._transactions.begin():
-                self._lose_parts(session, tensors, worker)
+                self._lose_parts(session, tensors, worker, find_sites)
         except Exception as error:
             log.exception("the session of client %d ends because of a mistake of GT", session.ident)
             with self._transactions.begin():
                 self._outgoing.answer(session.ident, Rejected(0, describe_internal_error(error)))
                 self.remove_session(session.ident)
 
-    def _lose_parts(self, session: SessionRecord, tensors: Sequence[int], worker: int) -> None:
+    def _lose_parts(self, session: SessionRecord, tensors: Sequence[int], worker: int, find_sites: FindSites) -> None:
         """Take a lost worker from the tensors and plans of a session, and tell the client."""
         losses = self._state.lose_parts(tensors, worker)
         self._outgoing.free(losses.useless)
@@ -114,7 +121,8 @@ class Membership:
             self._redistributor.rename(session, self._state.tensors[ident], copy, ident, 0)
         self._segments.forget_parts(session)
         self._plan_cache.forget(session, self._state.forget_plans_on(session, worker))
-        self._outgoing.answer(session.ident, Lost(0, worker, *self._state.dead_workers[worker]))
+        lines = describe_losses(losses.missing, find_sites(session, [ident for ident, _ in losses.missing]))
+        self._outgoing.answer(session.ident, Lost(0, worker, *self._state.dead_workers[worker], lines=lines))
 
     def open_session(self, host: str, pid: int, key: str = "") -> int:
         with self._transactions.begin():

@@ -26,8 +26,8 @@ def require_ownership(session: int, instruction: Instruction | AckRead | AckByte
     for ident in (*ids, first + MAX_RESULTS - 1):
         number = ident - low
         if not (0 <= number < FIRST_DISPATCHER_ID or FIRST_QUERY_ID <= number < _END):
-            raise ProtocolError(f"{kind} of session {session} names {ident}, which is not its own")
+            raise ProtocolError(f"{kind} of session {session} names {ident}, which is not its own", "foreign")
     if any(ident - low >= FIRST_QUERY_ID for ident in fields.new(instruction)):
-        raise ProtocolError(f"{kind} gives a tensor an id that is for results of queries")
+        raise ProtocolError(f"{kind} gives a tensor an id that is for results of queries", "foreign")
     if first - low < FIRST_QUERY_ID:
-        raise ProtocolError(f"results of a query cannot take ids from {first} on")
+        raise ProtocolError(f"results of a query cannot take ids from {first} on", "foreign")

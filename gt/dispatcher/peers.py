@@ -11,7 +11,7 @@ from gt.core.worker_progress import LENGTH
 from gt.dispatcher.backpressure import Backpressure
 from gt.wire.process_identity import this_host
 
-NO_PROGRESS = (0,) * LENGTH  # of a client, or of a worker of another machine
+NO_PROGRESS = (0,) * LENGTH  # of a client, or of a worker of another machine that has not reported yet
 
 
 @dataclass
@@ -31,6 +31,7 @@ class Peer:
     lost: bool = False
     key: str = ""
     joined_at: float = field(default_factory=time.monotonic)
+    silence: float = 0.0  # seconds since the last bytes came from a worker of another machine, at the latest check
 
     @property
     def is_client(self) -> bool:

@@ -35,10 +35,12 @@ _MAX_TEXT = 1 << 14
 
 
 class Rejection(NamedTuple):
-    """Consequences of a rejection: tensors to free on workers, and answers to the client."""
+    """Consequences of a rejection: tensors to free on workers, answers to the client, and the error that the client
+    made, if any."""
 
     freed: Sequence[tuple[int, DeviceMesh]] = ()
     answers: Sequence[Answer] = ()
+    mistake: InvalidInstruction | None = None
 
 
 def reject(state: State, session: SessionRecord, instruction: Instruction, error: Exception) -> Rejection:
@@ -55,10 +57,11 @@ def reject(state: State, session: SessionRecord, instruction: Instruction, error
             return _reject_for_internal_error(state, session, instruction, error)
     except InvalidInstruction as wrong:
         error = wrong
-    reason = f"{type(instruction).__name__} is not possible: {str(error) or 'there are no workers'}"
+    reason = f"{type(instruction).__name__} is not possible: {str(error) or 'there are no workers'}"[:_MAX_TEXT]
     request = _request(instruction)
     # a pending request with the same id still gets its own answer
-    return Rejection(answers=[Rejected(0 if request in state.pending else request, reason)])
+    mistake = error if isinstance(error, InvalidInstruction) else None
+    return Rejection(answers=[Rejected(0 if request in state.pending else request, reason)], mistake=mistake)
 
 
 def reject_internal_error(instruction: Instruction, error: Exception) -> Rejected:

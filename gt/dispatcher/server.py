@@ -13,20 +13,25 @@ from typing import Any
 
 import msgspec
 
+from gt.core import worker_progress
 from gt.core.errors import ProtocolError
+from gt.core.ids import session_of
 from gt.core.limits import Limits
 from gt.core.message_events import Observer
 from gt.core.message_fields import PAYLOAD_RECORDS
 from gt.core.messages import (
     AckBytes,
     AckRead,
+    Activity,
     ByteRange,
     CreateTensor,
     EndSession,
+    Failed,
     FetchTensor,
     Goodbye,
     Hello,
     Instruction,
+    OpFailed,
     ReadSessions,
     Refused,
     Rejected,
@@ -39,6 +44,7 @@ from gt.core.messages import (
     WorkerShutdown,
 )
 from gt.core.program_status import ProgramStatus
+from gt.core.refusal_kinds import OP_NOT_ALLOWED, RefusalKind
 from gt.dispatcher.delivery import Deliver, Delivery
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.handshakes import Greeting, Handshakes, internal_errors_logged
@@ -55,6 +61,7 @@ from gt.wire.addresses import is_own_address
 from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload
 from gt.wire.connections import Router
 from gt.wire.process_identity import host_name, is_running, is_stopped, start_mark, this_host
+from gt.wire.refusals import shorten
 from gt.wire.server_keys import ServerKeys
 
 log = logging.getLogger("gt.dispatcher")
@@ -62,6 +69,8 @@ log = logging.getLogger("gt.dispatcher")
 TICK_MS = 250
 NOTICE_SECONDS = 3.0
 POSTED_SECONDS = 10.0  # that another thread waits for its turn
+DISMISSING_SECONDS = 1.0  # for workers to close their connections when they are told to end
+BUSY_NANOSECONDS = 1_000_000_000  # with the same commands, after which a worker is listed as busy
 DRAINING_SECONDS = 30.0  # for the answers that clients wait for when the server is told to end
 
 
@@ -69,7 +78,7 @@ class Server:
     """`descriptor` becomes readable when a message may have arrived, for a caller that does not block in `turn`. A peer
     that is silent for `silence` seconds is given up (0: never); `ended` are the processes of workers that were killed
     for that. With `keys` only peers that have them are let in. `copy_limit`, `limits`: see Dispatcher. `greeting`: what
-    those who join are told."""
+    those who join are told. `turned_at` is the time of the last turn."""
 
     def __init__(
         self,
@@ -90,11 +99,14 @@ class Server:
         self._buffers = shared_memory.AttachedBuffers()
         self._observer = observer
         self._stopping = False
-        self._is_closed = False
-        self._next_check = self._next_notice = time.monotonic()
+        self._are_dismissed = self._is_closed = False
+        self._next_check = self._next_notice = self.turned_at = time.monotonic()
         self.ended: set[int] = set()
         self.descriptor = self._router.descriptor
         self.dispatcher = Dispatcher(observer, copy_limit, limits)
+        self.dispatcher.keeps_sites = True
+        self.dispatcher.set_worker_description(self._describe_state)
+        self.dispatcher.note_rejection = self._note_rejection
         self.view = DispatcherView(self.dispatcher, self._read_progress, self.refusals.read)
         self.peers = PeerTable()
         self.delivery = Delivery(self._router, self.peers)
@@ -107,7 +119,7 @@ class Server:
             Instruction | AckRead | AckBytes | ReadSessions | EndSession, MAX_INSTRUCTIONS
         )
         self._administration = SessionAdministration(self.dispatcher, self.peers)
-        self._reports: Decoder[Report] = Decoder(Report)
+        self._reports: Decoder[Report | Activity] = Decoder(Report | Activity)
         self._hellos: Decoder[Hello] = Decoder(Hello, MAX_HELLO)
 
     @property
@@ -118,7 +130,24 @@ class Server:
     def run(self) -> None:
         while not self._stopping and not self._is_drained():
             self.turn()
+        self._dismiss_all()
+        self._await_dismissed(time.monotonic() + DISMISSING_SECONDS)
         self.close()
+
+    def _dismiss_all(self) -> None:
+        """Tell all workers to end, once."""
+        self._are_dismissed, are_dismissed = True, self._are_dismissed
+        for identity in self.peers.workers.values() if not are_dismissed else ():
+            with internal_errors_logged("the end of a worker"):
+                self.delivery.send_to(identity, [WorkerShutdown()])
+
+    def _await_dismissed(self, end: float) -> None:
+        """Read until the workers have closed their connections. One that is closed here first, with a message that was
+        not read, is reset, and the worker may lose the message that tells it to end."""
+        waited_for = set(self.peers.workers.values())
+        while waited_for and not self._stopping and time.monotonic() < end:
+            self._router.receive()
+            waited_for.difference_update(self._router.take_lost())
 
     def set_worker_command(self, command: str) -> None:
         """The command by which workers join, of which clients are told that wait for more of them."""
@@ -132,7 +161,7 @@ class Server:
             self._receive(*message)
         while self._posted:
             self._posted.popleft()()
-        now = time.monotonic()
+        self.turned_at = now = time.monotonic()
         if now >= self._next_check:
             self._next_check = now + TICK_MS / 1000
             self._check_all(now)
@@ -192,9 +221,7 @@ class Server:
         if self._is_closed:
             return
         self._is_closed = True
-        for identity in self.peers.workers.values():
-            with internal_errors_logged("the end of a worker"):
-                self.delivery.send_to(identity, [WorkerShutdown()])
+        self._dismiss_all()
         self._router.close()
         if self._observer is not None:
             self._observer.close()
@@ -213,14 +240,21 @@ class Server:
             else:
                 self._receive_reports(peer, frames)
         except ProtocolError as error:
-            address = self._router.address_of(identity)
-            sender = f"{peer.hello.role} {peer.ident}" if peer is not None else address or "a connection"
-            self.refusals.note("message", identity.hex(), f"a message of {sender}: {error}")
+            self._note_refusal(identity, error)
             with internal_errors_logged("a refusal"):
-                self.delivery.send_to(identity, [Refused(f"{error} (server: GT {__version__})")])
+                self.delivery.send_to(identity, [Refused(f"{shorten(str(error))} (server: GT {__version__})")])
                 self._count_malformed_message(identity, peer)
         except Exception:  # an internal error: the other peers are served
             log.exception("a message could not be dealt with")
+
+    def _note_refusal(self, identity: bytes, error: ProtocolError) -> None:
+        peer, address = self.peers.by_identity.get(identity), self._router.address_of(identity)
+        sender = f"{peer.hello.role} {peer.ident}" if peer is not None else address or "a connection"
+        self.refusals.note(error.kind, identity.hex(), f"a message of {sender}: {error}")
+
+    def _note_rejection(self, session: int, kind: RefusalKind, reason: str) -> None:
+        """An instruction of a client was refused."""
+        self.refusals.note(kind, f"client {session}", f"an instruction of client {session}: {reason}")
 
     def _count_malformed_message(self, identity: bytes, peer: Peer | None) -> None:
         """Disconnect a peer after MAX_MALFORMED malformed messages."""
@@ -239,7 +273,7 @@ class Server:
         (hello, *_), _ = self._hellos.decode(frames)
         address = self._router.address_of(identity)
         if hello.host == this_host() and address and not is_own_address(address):
-            raise ProtocolError(f"a {hello.role} at {address} says that it is a process of this machine")
+            raise ProtocolError(f"a {hello.role} at {address} says that it is a process of this machine", "foreign")
         if hello.role in ("client", "worker"):
             self._router.admit(identity)
         self._handshakes.greet(identity, hello, self._router.key_of(identity))
@@ -253,7 +287,7 @@ class Server:
         for instruction in batch:
             require_ownership(peer.ident, instruction)
             if isinstance(instruction, AckRead):
-                peer.backpressure.end(instruction.request)
+                peer.backpressure.acknowledge(instruction.request)
                 continue
             if isinstance(instruction, AckBytes):
                 peer.backpressure.note_taken(instruction.nbytes)
@@ -275,6 +309,7 @@ class Server:
         try:
             peer.backpressure.queue(instructions, payloads)
         except ProtocolError as error:
+            self._note_refusal(self.peers.clients[peer.ident], error)
             self._give_up_client(peer, f"was ended: {error}")
             return
         self._proceed(peer)
@@ -346,7 +381,9 @@ class Server:
         remaining = iter(payloads)
         for report in reports:
             payload = next(remaining) if type(report) in PAYLOAD_RECORDS else None
-            if not self._use_report(peer, report, payload):
+            if isinstance(report, Activity):
+                self._note_activity(peer, report)
+            elif not self._use_report(peer, report, payload):
                 break
             if isinstance(report, Goodbye):
                 self._forget(peer)
@@ -359,13 +396,28 @@ class Server:
         for it. Returns whether the report was used."""
         try:
             outgoing = self.dispatcher.report(peer.ident, report, payload, peer.progress[:2])  # type: ignore[arg-type]
+            if isinstance(report, OpFailed | Failed) and report.failure.kind == OP_NOT_ALLOWED:
+                session = session_of(report.failure.origin)
+                self._note_rejection(session, "op", report.failure.message)
             self.delivery.send(outgoing)
         except Exception as error:
             kind = type(report).__name__
-            log.exception("%s of worker %d cannot be used", kind, peer.ident)
+            if isinstance(error, ProtocolError):
+                self.refusals.note("report", f"worker {peer.ident}", f"{kind} of worker {peer.ident}: {error}")
+            else:
+                log.exception("%s of worker %d cannot be used", kind, peer.ident)
             self._dismiss(peer, f"was dismissed: its {kind} cannot be used ({type(error).__name__}: {error})")
             return False
         return True
+
+    def _note_activity(self, peer: Peer, activity: Activity) -> None:
+        """A worker of another machine says what it does. Those of this machine show it in shared memory."""
+        if len(activity.words) != worker_progress.LENGTH:
+            raise ProtocolError(f"{len(activity.words)} words do not say what a worker does")
+        if not peer.is_of_this_machine:
+            words = list(activity.words)
+            words[worker_progress.SINCE] = time.monotonic_ns() - words[worker_progress.SINCE]
+            peer.progress = tuple(words)
 
     def _explain_waits(self) -> None:
         """Tell waiting clients which workers they wait for, and the current op of each."""
@@ -378,7 +430,27 @@ class Server:
         peer = self.peers.by_identity[self.peers.workers[worker]]
         op_id, site_id = peer.progress[:2]
         is_at = "was stopped at" if peer.is_of_this_machine and is_stopped(peer.hello.pid) else "is at"
-        return f"worker {worker}, which {is_at} {self.dispatcher.describe_op(op_id, site_id) or 'its start'}"
+        where = "" if peer.is_of_this_machine else f" on {peer.hello.hostname or 'another machine'}"
+        return f"worker {worker}{where}, which {is_at} {self.dispatcher.describe_op(op_id, site_id) or 'its start'}"
+
+    def _describe_state(self, worker: int) -> str:
+        """The state of a worker that is ready, for `gt.workers()`."""
+        identity = self.peers.workers.get(worker)
+        if identity is None:
+            return "ready"
+        peer = self.peers.by_identity[identity]
+        self._note_silence(peer)
+        if self._is_long(peer.silence):
+            return f"silent for {peer.silence:.0f} s"
+        if peer.is_of_this_machine and is_stopped(peer.hello.pid):
+            return "stopped"
+        lasts = time.monotonic_ns() - peer.progress[worker_progress.SINCE]
+        is_busy = peer.progress[worker_progress.STATE] != worker_progress.IDLE and lasts > BUSY_NANOSECONDS
+        return "busy" if is_busy else "ready"
+
+    def _is_long(self, silence: float) -> bool:
+        """Whether heartbeats were not answered. They are sent four times within the limit."""
+        return 0 < self._silence / 2 < silence
 
     # Peers that leave
 
@@ -412,11 +484,19 @@ class Server:
             self._give_up_worker(peer)
         elif peer.is_client:
             self._check_backpressure(peer)
+        elif not peer.is_of_this_machine:
+            self._note_silence(peer)
+
+    def _note_silence(self, peer: Peer) -> None:
+        silence = None if peer.is_of_this_machine else self._router.silence_of(self.peers.workers[peer.ident])
+        if silence is not None:
+            peer.silence = silence
 
     def _check_backpressure(self, peer: Peer) -> None:
         try:
             peer.backpressure.require_taken()
         except ProtocolError as error:
+            self._note_refusal(self.peers.clients[peer.ident], error)
             self._give_up_client(peer, f"was ended: {error}")
             return
         self._proceed(peer)
@@ -441,6 +521,13 @@ class Server:
             self.ended.add(peer.hello.pid)
             with internal_errors_logged(f"the end of worker {peer.ident}"):
                 os.kill(peer.hello.pid, signal.SIGKILL)
+        elif not peer.is_of_this_machine:
+            reason = "is gone: its connection was closed (it was killed, or has crashed)"
+            if self._is_long(peer.silence):
+                reason = (
+                    f"was silent for {self._silence:g} s (GT_HEARTBEAT_TIMEOUT): its machine or network is down, or it "
+                    f"was stopped"
+                )
         self._forget(peer)
         self._lose_worker(peer, reason)
 
@@ -486,5 +573,7 @@ class Server:
 
 
 def _require_own_buffer(peer: Peer, name: str) -> None:
+    if name:
+        shared_memory.require_name(name)
     if name and not shared_memory.is_made_with(name, peer.session_secret):
-        raise ProtocolError(f"shared buffer {name} is not one of session {peer.ident}")
+        raise ProtocolError(f"shared buffer {name} is not one of session {peer.ident}", "foreign")

@@ -14,7 +14,7 @@ from gt.core.program_status import ProgramStatus, SessionState, WorkerState
 from gt.core.worker_progress import EXCHANGING, STATE_NAMES, is_member
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.worker_records import WorkerRecord
-from gt.wire.process_identity import is_stopped
+from gt.wire.process_identity import is_stopped, this_host
 
 STOPPED = "stopped"
 STOPPED_NANOSECONDS = 500_000_000  # in one state, after which it is found out whether a worker was stopped
@@ -25,7 +25,7 @@ _Read = TypeVar("_Read")
 
 
 def read_status(dispatcher: Dispatcher, progress: Mapping[int, Sequence[int]]) -> ProgramStatus:
-    """`progress` has the memory in which each worker shows what it does; workers of other machines have none."""
+    """`progress` has the memory in which each worker shows what it does; those of other machines report it."""
 
     def read() -> ProgramStatus:
         workers = _workers(dispatcher, progress)
@@ -62,8 +62,9 @@ def _state_name(record: WorkerRecord, cell: Sequence[int]) -> str:
     if len(cell) < worker_progress.COUNTERS or not 0 <= cell[worker_progress.STATE] < len(STATE_NAMES):
         return "unknown"
     lasts = time.monotonic_ns() - cell[worker_progress.SINCE]
-    # Only a worker of this machine has a cell. One that was stopped shows what it did before.
-    if lasts > STOPPED_NANOSECONDS and record.info.pid != os.getpid() and is_stopped(record.info.pid):
+    # A worker that was stopped shows what it did before.
+    is_other_process = record.info.host == this_host() and record.info.pid != os.getpid()
+    if lasts > STOPPED_NANOSECONDS and is_other_process and is_stopped(record.info.pid):
         return STOPPED
     return STATE_NAMES[cell[worker_progress.STATE]]
 

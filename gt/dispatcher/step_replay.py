@@ -36,8 +36,9 @@ from gt.core.signatures import Compute, Move, Program, ProgramStep, Signature, W
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient
 from gt.sharding.calibration import Calibration
+from gt.sharding.link_costs import step_seconds
 from gt.sharding.op_calls import OpCall
-from gt.sharding.optimizer.op_costs import call_seconds, step_seconds
+from gt.sharding.optimizer.op_costs import call_seconds
 from gt.sharding.optimizer.recorded_steps import ENTER, GRADIENT, INPUT, LEAVE, OUTPUT, ModuleMark, RecordedSteps
 from gt.sharding.optimizer.step_timeline import StepTimeline
 from gt.sharding.reshard import plan_reshard
@@ -338,7 +339,7 @@ class _Replay:
         found = []
         for step, nbytes in zip(plan.steps, plan.step_bytes, strict=True):
             time, waiting = [
-                step_seconds(step.kind, step.axes, count, target.mesh, self._machine)
+                step_seconds(step.kind, step.axes, count, step.target.mesh, self._machine)
                 for count in (nbytes, min(nbytes, 1))
             ]
             found.append(_MoveStep(step.kind, step.axes, nbytes, time, waiting))

@@ -56,7 +56,7 @@ class TensorLosses(TensorTables):
     def lose_parts(self, idents: Sequence[int], worker: int) -> Losses:
         """Take a lost worker's parts from tensors. A tensor of which other workers hold all elements, or a copy, keeps
         its value; any other becomes a missing value."""
-        losses = Losses([], [])
+        losses = Losses([], [], [])
         for ident in idents:
             if ident in self.previous_values:
                 self._lose_part_of_previous_value(losses, ident, worker)
@@ -107,6 +107,7 @@ class TensorLosses(TensorTables):
             losses.useless.extend((copy, spec.mesh) for spec, copy in copies.items())
             self.remove(ident)
             self.mark_missing(ident, tensor.meta, worker)
+            losses.missing.append((ident, tensor.meta))
 
     def forget_meshes_of(self, worker: int) -> None:
         """Drop the byte counts of meshes with a lost worker: no tensor is on them any more."""

@@ -90,16 +90,17 @@ class PublishedTensor(NamedTuple):
 
 class Losses(NamedTuple):
     """Consequences of a lost worker. `useless` are parts on other workers that must be freed, with their meshes.
-    `promoted` are tensors whose copy takes their place, with the ids of the copies."""
+    `promoted` are tensors whose copy takes their place, with the ids of the copies. `missing` have no value now."""
 
     useless: list[tuple[int, DeviceMesh]]
     promoted: list[tuple[int, int]]
+    missing: list[tuple[int, TensorMeta]]
 
 
 def mesh_without(mesh: DeviceMesh, *workers: int) -> DeviceMesh | None:
     """The other workers of a mesh as a one-dimensional mesh; None if there are none."""
     rest = [member for member in mesh.workers if member not in workers]
-    return DeviceMesh([len(rest)], ["w"], rest) if rest else None
+    return mesh.subset([len(rest)], ["w"], rest) if rest else None
 
 
 def spec_without(spec: ShardingSpec, worker: int) -> ShardingSpec | None:
@@ -121,4 +122,4 @@ def spec_without(spec: ShardingSpec, worker: int) -> ShardingSpec | None:
     lost = mesh.coordinate(worker)[position]
     workers = [member for member in mesh.workers if mesh.coordinate(member)[position] != lost]
     shape = [size - (name == axis) for name, size in zip(mesh.axis_names, mesh.shape, strict=True)]
-    return spec.replace(mesh=DeviceMesh(shape, mesh.axis_names, workers))
+    return spec.replace(mesh=mesh.subset(shape, mesh.axis_names, workers))

@@ -14,6 +14,7 @@ from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.signatures import Input
 from gt.distributed.operands import ProductRequest, product_shape, request_product
+from gt.sharding.host_order import host_share
 from gt.sharding.op_calls import OpCall
 from gt.sharding.placements import Placements
 from gt.sharding.program_builder import ProgramBuilder
@@ -48,7 +49,8 @@ class Alternative(NamedTuple):
 
 class ProductPlan(NamedTuple):
     """How a product runs. `flops` are those of all workers together and of the busiest one; `memory` is the most bytes
-    that a worker holds beside the operands in their own layouts; `pairs` has the bytes by (sender, receiver).
+    that a worker holds beside the operands in their own layouts; `pairs` has the bytes by (sender, receiver);
+    `host_bytes` are those that travel between machines.
 
     >>> gt.init(workers=2, mode="virtual")
     >>> with gt.open_mesh(2, ("x",)):
@@ -68,6 +70,7 @@ class ProductPlan(NamedTuple):
     worker_flops: int
     memory: int
     alternatives: tuple[Alternative, ...]
+    host_bytes: int = 0
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -139,8 +142,9 @@ def _described(
     name: str, schedule: Schedule, problem: ScheduleProblem, alternatives: tuple[Alternative, ...]
 ) -> ProductPlan:
     result = problem.result
-    moves, pairs = [], Counter[tuple[int, int]]()
+    moves, pairs, host_bytes = [], Counter[tuple[int, int]](), 0.0
     for tensor, number, shape, itemsize, step, nbytes in _steps(schedule, problem):
+        host_bytes += nbytes * host_share(step.kind, step.axes, step.target.mesh)
         moves.append(PlannedMove(tensor, number, step.kind, step.axes, nbytes))
         pairs.update(bytes_by_pair(step, shape, itemsize))
     flops = 2 * math.prod([factor.size for factor in problem.rule.factors.values()])
@@ -156,6 +160,7 @@ def _described(
         max(_worker_flops(schedule, problem, worker) for worker in schedule.result.mesh.workers),
         schedule_cost(schedule, problem.operands, result).memory,
         alternatives,
+        round(host_bytes),
     )
 
 
@@ -192,7 +197,8 @@ def _worker_flops(schedule: Schedule, problem: ScheduleProblem, worker: int) -> 
 def _lines(plan: ProductPlan) -> Iterator[str]:
     left, right = plan.operands
     yield f"[{left}] @ [{right}] -> [{plan.out}] by {plan.algorithm}, {plan.rounds} round{'s' * (plan.rounds > 1)}"
-    yield f"  {plan.bytes:,} bytes moved; {plan.flops:,} FLOPs, {plan.worker_flops:,} on the busiest worker;"
+    between = f", {plan.host_bytes:,} of them between hosts" if plan.out.mesh.hosts else ""
+    yield f"  {plan.bytes:,} bytes moved{between}; {plan.flops:,} FLOPs, {plan.worker_flops:,} on the busiest worker;"
     yield f"  at most {plan.memory:,} bytes on a worker beside the operands"
     for move in plan.moves:
         along = f" along {' '.join(move.axes)}" if move.axes else ""

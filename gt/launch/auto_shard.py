@@ -20,6 +20,7 @@ from gt.client.step_objects import find_step_objects
 from gt.client.step_recorder import record_steps
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError, SessionError, SettingsError
+from gt.core.messages import hosts_of
 from gt.core.settings import read_settings
 from gt.launch.plan_search import Candidate, PlanSearch, candidate_meshes
 from gt.launch.sharding_plan import Plan
@@ -101,8 +102,8 @@ def _plan(
             "model="
         )
     show(f"{len(program.ops)} ops, {len(program.names)} parameters")
-    workers = len(active_session.current().workers)
-    search = PlanSearch(steps, program, workers, calibration, limit, fixed, solver, show)
+    hosts = hosts_of(active_session.current().workers)
+    search = PlanSearch(steps, program, hosts, calibration, limit, fixed, solver, show)
     found: list[Candidate] = [candidate for each in meshes for candidate in search.candidates(each)]
     found.append(search.refine(found, seconds / 5))
     if not search.fits(found[-1]):
@@ -126,14 +127,13 @@ def parse_bytes(amount: float | str) -> int:
 def _meshes(
     mesh: DeviceMesh | Sequence[int] | int | str | None, fixed: ModelConfig | None, *, are_axes_alike: bool
 ) -> list[DeviceMesh]:
-    workers = [info.worker for info in active_session.current().workers]
     if isinstance(mesh, DeviceMesh):
         return [mesh]
     if mesh is None:
         if fixed is not None and fixed.mesh is not None:
             sizes = [size for _, size in fixed.mesh]
             return [make_mesh(sizes, [name for name, _ in fixed.mesh], fixed.workers or ())]
-        return candidate_meshes(workers, are_axes_alike=are_axes_alike)
+        return candidate_meshes(hosts_of(active_session.current().workers), are_axes_alike=are_axes_alike)
     shape = _parse_shape(mesh) if isinstance(mesh, str) else [mesh] if isinstance(mesh, int) else list(mesh)
     return [make_mesh(shape, _AXES[: len(shape)] if len(shape) <= len(_AXES) else ())]
 

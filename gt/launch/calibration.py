@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -14,20 +14,22 @@ from gt.client.layouts import mesh as make_mesh
 from gt.client.tensor import Tensor, to_gt
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError
-from gt.core.messages import can_overlap
+from gt.core.messages import can_overlap, hosts_of
 from gt.sharding.calibration import Calibration, calibration_path, format_calibration
-from gt.sharding.spec import ShardingSpec, whole
+from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 
 _SIZE = 512  # of the products that are timed
 _LARGE = 1 << 22  # elements of a large tensor
 _REPEATS = 15  # the shortest counts: other programs may run
+_FEWEST, _ENOUGH = 3, 3.0  # repeats of slow work, and the seconds after which there are no more
 _SIDE = 2048  # of the weight whose gradient is reduced while products go on: more than a bucket
 
 
 @ends_on_users_line
 def calibrate(path: str | os.PathLike[str] | None = None) -> Calibration:
     """Measure the workers of this session and their links, and store the result for `gt.auto_shard`, in the user's
-    cache directory if no path is given. Takes some seconds.
+    cache directory if no path is given. With workers on several hosts, links within hosts and between them are
+    measured apart. Takes some seconds.
 
     >>> gt.init(workers=2, mode="virtual")
     >>> gt.calibrate("speeds.json").source
@@ -37,7 +39,9 @@ def calibrate(path: str | os.PathLike[str] | None = None) -> Calibration:
     if not session.computes:
         raise SessionError("gt.calibrate() measures workers, and mode='shapes' has none; start some with gt.init()")
     count = len(session.workers)
-    measured = _measure(count, f"measured on {count} workers ({session.workers[0].device})")
+    hosts = len(set(hosts_of(session.workers).values()))
+    where = f"{count} workers of {hosts} hosts" if hosts > 1 else f"{count} workers"
+    measured = _measure(count, f"measured on {where} ({session.workers[0].device})")
     file = Path(path) if path is not None else calibration_path()
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -65,19 +69,45 @@ def _measure(count: int, source: str) -> Calibration:
     if count == 1:
         return Calibration(**speeds)  # type: ignore[arg-type]
     overlap = _measure_overlap(square, product, count) if can_overlap(active_session.current().workers) else 0.0
-    return Calibration(**speeds, **_measure_links(small, large, count), overlap=overlap)  # type: ignore[arg-type]
+    return Calibration(**speeds, **_measure_links(), overlap=overlap)  # type: ignore[arg-type]
 
 
-def _measure_links(small: Tensor, large: Tensor, count: int) -> dict[str, float]:
-    """The time of a message, and the bandwidth, from gathers of a small and of a large tensor."""
-    mesh = make_mesh(count)
-    rows, everywhere = ShardingSpec(mesh, [mesh.axis_names, ()]), whole(mesh, 2)
-    tiny = to_gt(torch.rand(count, 4), rows)
-    cut = large.redistribute(placements=rows)
+def _measure_links() -> dict[str, float]:
+    """The speeds of links within hosts, and of those between hosts if there are several."""
+    workers = active_session.current().workers
+    by_host: dict[str, list[int]] = {}
+    for worker, host in sorted(hosts_of(workers).items()):
+        by_host.setdefault(host, []).append(worker)
+    if len(by_host) == 1:
+        fixed, bandwidth = _measure_gathers(make_mesh(len(workers)), "axis0")
+        return {"message_seconds": fixed, "link_bandwidth": bandwidth}
+    found: dict[str, float] = {}
+    rows = [own for own in by_host.values() if len(own) > 1]
+    if rows:
+        fixed, bandwidth = _measure_gathers(_grid(rows), "columns")
+        found |= {"message_seconds": fixed, "link_bandwidth": bandwidth}
+    grid = _grid(list(by_host.values()))
+    fixed, bandwidth = _measure_gathers(grid, "rows")
+    sharing = grid.axis_size("columns")  # workers of a host, all of which receive at the same time
+    return found | {"host_message_seconds": fixed, "host_bandwidth": bandwidth * sharing}
+
+
+def _grid(rows: Sequence[Sequence[int]]) -> DeviceMesh:
+    """A mesh with a host in each row: as many workers of each as the smallest has."""
+    length = min(map(len, rows))
+    return make_mesh((len(rows), length), ("rows", "columns"), [worker for row in rows for worker in row[:length]])
+
+
+def _measure_gathers(mesh: DeviceMesh, axis: str) -> tuple[float, float]:
+    """The time of a message along an axis, and the bytes a second that each worker receives, from gathers of a small
+    and of a large tensor, in all groups along the axis at the same time."""
+    count = mesh.axis_size(axis)
+    cut, everywhere = ShardingSpec(mesh, [[axis], []]), whole(mesh, 2)
+    tiny = to_gt(torch.rand(count, 4), cut)
+    large = to_gt(torch.rand(count * 8, _LARGE // (count * 8)), cut)
     fixed = _best(lambda: tiny.redistribute(placements=everywhere))
-    gathered = max(_best(lambda: cut.redistribute(placements=everywhere)) - fixed, 1e-9)
-    received = 4 * large.numel() * (count - 1) / count
-    return {"message_seconds": fixed / (count - 1), "link_bandwidth": received / gathered}
+    gathered = max(_best(lambda: large.redistribute(placements=everywhere)) - fixed, 1e-9)
+    return fixed / (count - 1), 4 * large.numel() * (count - 1) / count / gathered
 
 
 def _measure_overlap(square: Tensor, product: float, count: int) -> float:
@@ -112,9 +142,10 @@ def _chain(tensor: Tensor, length: int) -> torch.Tensor:
 
 
 def _best(work: Callable[[], object]) -> float:
-    """The shortest of some times of a piece of work, from its start until all workers are done."""
-    session, times = active_session.current(), []
-    for _ in range(_REPEATS):
+    """The shortest of some times of a piece of work, from its start until all workers are done. A slow one is done a
+    few times only."""
+    session, times = active_session.current(), list[float]()
+    while len(times) < _REPEATS and (len(times) < _FEWEST or sum(times) < _ENOUGH):
         session.synchronize()
         start = time.perf_counter()
         result = work()

@@ -32,7 +32,8 @@ from gt.worker.tensor_transfers import WriteBytes
 
 
 class InProcessChannel:
-    """A channel to a dispatcher and workers in this process. `send` returns when the workers have run its commands."""
+    """A channel to a dispatcher and workers in this process. `send` returns when the workers have run its commands.
+    `hosts` are machines that plans take the workers to be on."""
 
     is_asynchronous = False
 
@@ -44,6 +45,7 @@ class InProcessChannel:
         copy_limit: int | None = None,
         compiling: CompileSettings | None = None,
         limits: Limits | None = None,
+        hosts: Sequence[str] = (),
     ) -> None:
         compiling = compiling or CompileSettings()
         self._compile_server = CompileServerConnection(own_directory, compiling)
@@ -51,8 +53,9 @@ class InProcessChannel:
         self.view = DispatcherView(self.dispatcher, self._read_progress)
         self._observer = observer
         self.executors = [self._make_executor(number, backend, compiling) for number in range(workers)]
-        for executor in self.executors:
-            self.dispatcher.join_worker(executor.engine.device, "here", os.getpid(), executor.engine.memory())
+        for executor, host in zip(self.executors, hosts or ["here"] * workers, strict=True):
+            engine, name = executor.engine, host if hosts else ""
+            self.dispatcher.join_worker(engine.device, host, os.getpid(), engine.memory(), hostname=name)
             self.dispatcher.make_ready(executor.worker)
         self._session = self.dispatcher.open_session("here", os.getpid())
         self._arrived: deque[Received] = deque()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from gt.core.errors import LayoutError
 from gt.dispatcher.step_replay import ReplayedStep, replay_steps
 from gt.sharding.calibration import Calibration
+from gt.sharding.host_order import mesh_of_workers, order_workers
 from gt.sharding.optimizer.block_merging import MergedModel, alike
 from gt.sharding.optimizer.name_patterns import as_patterns
 from gt.sharding.optimizer.pairwise_model import Assignment
@@ -42,14 +43,14 @@ class Candidate(NamedTuple):
 
 
 class PlanSearch:
-    """`fixed` are layouts that the user has given: all candidates have them. `limit` are bytes of a worker (None: no
-    limit)."""
+    """`hosts` are those of the connected workers. `fixed` are layouts that the user has given: all candidates have
+    them. `limit` are bytes of a worker (None: no limit)."""
 
     def __init__(
         self,
         steps: RecordedSteps,
         program: RecordedProgram,
-        workers: int,
+        hosts: Mapping[int, str],
         machine: Calibration,
         limit: int | None,
         fixed: ModelConfig | None,
@@ -58,7 +59,7 @@ class PlanSearch:
     ) -> None:
         self._steps = steps
         self._program = program
-        self._workers = workers
+        self._hosts = hosts
         self._machine = machine
         self._limit = limit
         self._fixed = fixed
@@ -161,7 +162,7 @@ class PlanSearch:
         config = self._used(config)
         cost = self._costs.get((mesh, config))
         if cost is None:
-            cost = self._costs[mesh, config] = replay_steps(self._steps, config, mesh, self._workers, self._machine)
+            cost = self._costs[mesh, config] = replay_steps(self._steps, config, mesh, len(self._hosts), self._machine)
         return Candidate(mesh, config, origin, cost, solution)
 
     def _used(self, config: ModelConfig) -> ModelConfig:
@@ -246,7 +247,7 @@ class PlanSearch:
         sizes = tuple(zip(mesh.axis_names, mesh.shape, strict=True))
         return ModelConfig(
             sizes,
-            mesh.workers if mesh.workers != tuple(range(mesh.size)) else None,
+            mesh.workers if mesh.workers != order_workers(mesh.shape, self._hosts) else None,
             [*[ParameterEntry(pattern, dims) for pattern, dims in parameters.items()], *own.parameters],
             inputs=inputs if own.inputs is None else own.inputs,  # type: ignore[arg-type]
             outputs=[*[OutputEntry(pattern, dims) for pattern, dims in outputs.items()], *own.outputs],
@@ -357,9 +358,13 @@ def _shape(mesh: DeviceMesh) -> str:
     return "x".join(map(str, mesh.shape))
 
 
-def candidate_meshes(workers: Sequence[int], *, are_axes_alike: bool = True) -> list[DeviceMesh]:
-    """The grids of two axes over some workers. Grids whose axes are exchanged cost the same if the axes are alike; then
-    the first axis is not larger than the second."""
-    count = len(workers)
-    sizes = [size for size in range(1, count + 1) if count % size == 0 and (size * size <= count or not are_axes_alike)]
-    return [DeviceMesh([size, count // size], ("dp", "tp"), workers) for size in sizes]
+def candidate_meshes(hosts: Mapping[int, str], *, are_axes_alike: bool = True) -> list[DeviceMesh]:
+    """The grids of two axes over workers, which are given by their hosts. Grids whose axes are exchanged cost the same
+    if the axes are alike; then the first axis is not larger than the second. On several hosts the axes of a row are
+    alike, and those of other grids are not."""
+    count, is_one_host = len(hosts), len(set(hosts.values())) == 1
+    sizes = [size for size in range(1, count + 1) if count % size == 0]
+    if are_axes_alike:
+        sizes = [size for size in sizes if (size * size <= count if is_one_host else size == 1 or size < count)]
+    shapes = [(size, count // size) for size in sizes]
+    return [mesh_of_workers(shape, ("dp", "tp"), order_workers(shape, hosts), hosts) for shape in shapes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -77,19 +78,22 @@ def init(
     mode: str | None = None,
     backend: str | None = None,
     server: str | None = None,
-    min_workers: int = 1,
+    min_workers: int | None = None,
+    hosts: Sequence[str] = (),
     limits: str | None = None,
 ) -> None:
     """Start GT. Without arguments: as the environment says, or with one worker in this process.
 
     `workers=4` starts four worker processes, for which the first use of GT waits; `mode="virtual"` makes them inside
     this process; `mode="shapes"` plans for workers that do not exist, and computes nothing; `server="localhost:12345"`
-    joins a running server, and waits until it has `min_workers`. `limits="bytes=4GiB,tensors=10000"` are the most
-    bytes that the program may hold on each of its own workers, and the most tensors; a server has limits of its own.
+    joins a running server, and waits until it has `min_workers` (default: GT_MIN_WORKERS, or 1). `hosts=` names the
+    machine of each virtual worker, or of each one that does not exist: plans are then those for several machines.
+    `limits="bytes=4GiB,tensors=10000"` are the most bytes that the program may hold on each of its own workers, and the
+    most tensors; a server has limits of its own.
 
-    >>> gt.init(workers=4, mode="virtual")
+    >>> gt.init(workers=4, mode="virtual", hosts=["a", "b", "a", "b"])
     >>> gt.randn(8, 2).spec.mesh.workers
-    (0, 1, 2, 3)
+    (0, 2, 1, 3)
     """
     with active_session.connecting:  # another thread may start GT too, or wait for its workers
         if _state.is_running():
@@ -97,24 +101,24 @@ def init(
         if workers is None and server is None:
             workers = _state.workers_wanted or None
         settings = _resolve(workers, mode, backend, server, limits)
-        _check_count(min_workers, "gt.init(min_workers=)")
-        if min_workers > 1 and settings.mode != "connected":
-            raise SettingsError("gt.init(min_workers=) is for a server that others start workers for: use workers=")
+        settings = _with_min_workers(settings, min_workers)
+        hosts = _check_hosts(hosts, settings)
         configure_logging(settings)
         _state.closed_because = ""
         _prepare(settings)
         if settings.mode == "local":
             _state.start = PendingSession(settings)
         elif settings.mode == "connected":
-            active_session.activate(_open_connected(settings, min_workers))
+            active_session.activate(_open_connected(settings))
         else:
-            active_session.activate(_open(settings))
+            active_session.activate(_open(settings, hosts))
 
 
 @ends_on_users_line
-def connect(address: str, min_workers: int = 1) -> None:
+def connect(address: str, min_workers: int | None = None) -> None:
     """Join a running server, which may be on another machine: `gt.connect("server-name:12345", min_workers=4)`. Waits
-    until the server has so many workers, for at most GT_TIMEOUT seconds, and says for whom it waits.
+    until the server has so many workers (default: GT_MIN_WORKERS, or 1), for at most GT_TIMEOUT seconds, and says for
+    whom it waits.
 
     >>> gt.connect("localhost:12345")
     >>> gt.ones(3).sum().item()
@@ -269,6 +273,15 @@ def _resolve(
     return msgspec.structs.replace(settings, mode=chosen)
 
 
+def _with_min_workers(settings: Settings, min_workers: int | None) -> Settings:
+    if min_workers is None:
+        return settings
+    _check_count(min_workers, "gt.init(min_workers=)")
+    if min_workers > 1 and settings.mode != "connected":
+        raise SettingsError("gt.init(min_workers=) is for a server that others start workers for: use workers=")
+    return msgspec.structs.replace(settings, min_workers=min_workers)
+
+
 def _check_count(count: object, what: str) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise SettingsError(f"{what} takes a whole number of workers of at least 1, not {count!r}")
@@ -280,6 +293,21 @@ def _check_limits(text: object) -> Limits:
         return parse_limits(str(text))
     except ValueError as error:
         raise SettingsError(f"gt.init(limits={text!r}) is not possible: {error}") from None
+
+
+def _check_hosts(hosts: Sequence[str], settings: Settings) -> tuple[str, ...]:
+    if not hosts:
+        return ()
+    if settings.mode not in ("virtual", "shapes"):
+        raise SettingsError(
+            "gt.init(hosts=) is for workers that are on no machine of their own: use mode='virtual' or mode='shapes'. "
+            "The machines of real workers are known"
+        )
+    if isinstance(hosts, str) or not all(isinstance(host, str) for host in hosts):
+        raise SettingsError(f"gt.init(hosts=) takes the name of a machine for each worker, not {hosts!r}")
+    if len(hosts) != (settings.workers or 1):
+        raise SettingsError(f"gt.init(hosts=) names {len(hosts)} machines for {settings.workers or 1} workers")
+    return tuple(hosts)
 
 
 def _check_name(name: object, known: tuple[str, ...], what: str) -> str:
@@ -294,16 +322,22 @@ def _prepare(settings: Settings) -> None:
         shared_memory.sweep_dead()
 
 
-def _open(settings: Settings) -> Session:
+def _open(settings: Settings, hosts: Sequence[str] = ()) -> Session:
     if settings.mode == "connected":
         return _open_connected(settings)
     observer = open_log(settings.log)
     if settings.mode == "shapes":
-        shapes = ShapesChannel(settings.workers or 1, observer, settings.copy_limit, settings.limits)
+        shapes = ShapesChannel(settings.workers or 1, observer, settings.copy_limit, settings.limits, hosts)
         session = Session(shapes, shapes.welcome(), settings.auto_shard, settings.hot_path, computes=False)
         return _observed(session, shapes, settings)
     channel = InProcessChannel(
-        settings.workers or 1, settings.backend, observer, settings.copy_limit, settings.compiling, settings.limits
+        settings.workers or 1,
+        settings.backend,
+        observer,
+        settings.copy_limit,
+        settings.compiling,
+        settings.limits,
+        hosts,
     )
     display = open_display(settings.progress)
     session = Session(channel, channel.welcome(), settings.auto_shard, settings.hot_path, display)
@@ -339,7 +373,7 @@ def _end_trace() -> None:
         print(f"gt: the trace of GT_TRACE is lost: {error}", file=sys.stderr)
 
 
-def _open_connected(settings: Settings, min_workers: int = 1) -> Session:
+def _open_connected(settings: Settings) -> Session:
     """A session with a running server."""
     host, port = parse_address(settings.server)
     channel = SocketChannel(
@@ -350,7 +384,7 @@ def _open_connected(settings: Settings, min_workers: int = 1) -> Session:
     )
     display = open_display(settings.progress)
     try:
-        welcome = channel.greet(min_workers, settings.timeout, display)
+        welcome = channel.greet(settings.min_workers, settings.timeout, display)
         if welcome.signals:
             registry.set_defaults(welcome.signals, welcome.signals_file)
     except BaseException:

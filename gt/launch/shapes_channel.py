@@ -57,7 +57,8 @@ _REPORTS: dict[type, Callable[[Any], Report]] = {
 
 
 class ShapesChannel:
-    """A channel to a dispatcher whose workers do nothing. The bytes of uploads are not kept."""
+    """A channel to a dispatcher whose workers do nothing. The bytes of uploads are not kept. `hosts` are machines that
+    plans take the workers to be on."""
 
     is_asynchronous = False
 
@@ -67,11 +68,12 @@ class ShapesChannel:
         observer: Observer | None = None,
         copy_limit: int | None = None,
         limits: Limits | None = None,
+        hosts: Sequence[str] = (),
     ) -> None:
         self.dispatcher = Dispatcher(observer, copy_limit, limits)
         self._observer = observer
-        for _ in range(workers):
-            number, _ = self.dispatcher.join_worker("cpu", "here", os.getpid())
+        for host in hosts or ["here"] * workers:
+            number, _ = self.dispatcher.join_worker("cpu", host, os.getpid(), hostname=host if hosts else "")
             self.dispatcher.make_ready(number)
         self._session = self.dispatcher.open_session("here", os.getpid())
         self._arrived: deque[Received] = deque()

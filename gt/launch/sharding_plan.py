@@ -271,7 +271,7 @@ class Plan:
             f"{_summary(self)}\n"
             f"{_ms(best.cost.compute_seconds)} of computation, {_ms(best.cost.communication_seconds)} of "
             f"communication; {_ORIGINS[best.origin]}, gap {self.gap:.2%}\n"
-            f"machine: {self.machine}"
+            f"machine: {self.machine.describe(has_hosts=bool(self.mesh.hosts))}"
         )
 
     def _notes(self) -> dict[str, str]:

@@ -14,7 +14,8 @@ from gt.wire.process_identity import host_name
 @ends_on_users_line
 def workers() -> WorkerList:
     """The workers that have joined: `worker` (the id), `host`, `pid`, `device`, `memory` (the bytes of the device),
-    `held` (the bytes of tensors on it) and `state` (`ready` or `joining`) of each. The list prints as a table.
+    `held` (the bytes of tensors on it) and `state` of each: `ready`, `joining`, `busy` (with the same commands for more
+    than a second), `stopped`, or `silent for 3 s`. The list prints as a table.
 
     >>> gt.init(workers=2, mode="virtual")
     >>> [(each.worker, each.device, each.state) for each in gt.workers()]

@@ -36,13 +36,14 @@ class WorkerActivity(msgspec.Struct, frozen=True):
 
 class Activity(msgspec.Struct, frozen=True):
     """`op_mix` has the ops that the workers were at when they were looked at, with their shares of all looks, and
-    `line_mix` the lines of the program that these were for."""
+    `line_mix` the lines of the program that these were for. `refused` counts what a server has refused, by kind."""
 
     pid: int
     workers: tuple[WorkerActivity, ...]
     sessions: tuple[SessionState, ...]
     op_mix: dict[str, float]
     line_mix: dict[str, float]
+    refused: dict[str, int] = {}
 
 
 class ActivityMeter:
@@ -61,7 +62,7 @@ class ActivityMeter:
         self._seen.extend((each.op, each.site) for each in status.workers if each.op and each.state != "idle")
         ops, lines = _mix([op for op, _ in self._seen]), _mix([line for _, line in self._seen if line])
         rows = tuple(_activity(status.time, before.get(each.worker), each, seconds) for each in status.workers)
-        return Activity(status.pid, rows, status.sessions, ops, lines)
+        return Activity(status.pid, rows, status.sessions, ops, lines, status.refused)
 
 
 def _mix(looks: list[str]) -> dict[str, float]:

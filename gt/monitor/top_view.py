@@ -70,13 +70,20 @@ def draw(
     keys = Text("q quit  p pause  sort: w worker, b busy, m memory, o ops, t traffic", style="dim")
     keys.no_wrap, keys.overflow = True, "ellipsis"
     rows = sorted(activity.workers, key=value)
-    room = len(rows) if height is None else max(height - _AROUND - len(activity.sessions), 1)
+    room = (
+        len(rows) if height is None else max(height - _AROUND - len(activity.sessions) - 2 * bool(activity.refused), 1)
+    )
     parts: list[RenderableType] = [heading, program, _workers(rows[:room], width)]
     if rows[room:]:
         parts.append(Text(_describe_rest(rows[room:]), style="dim"))
-    return Group(
-        *parts, _sessions(activity, width), _mix("ops", activity.op_mix), _mix("lines", activity.line_mix), keys
-    )
+    parts.append(_sessions(activity, width))
+    if activity.refused:
+        parts.append(Text(_describe_refused(activity.refused), style="yellow", no_wrap=True, overflow="ellipsis"))
+    return Group(*parts, _mix("ops", activity.op_mix), _mix("lines", activity.line_mix), keys)
+
+
+def _describe_refused(counts: Mapping[str, int]) -> str:
+    return "\nrefused  " + "  ".join(f"{kind} {count:,}" for kind, count in sorted(counts.items()))
 
 
 def _describe_rest(rows: list[WorkerActivity]) -> str:

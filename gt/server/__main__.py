@@ -8,8 +8,10 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import msgspec
@@ -23,15 +25,19 @@ from gt.dispatcher.handshakes import Greeting
 from gt.dispatcher.server import Server
 from gt.monitor.instruction_log import open_log
 from gt.monitor.monitor_socket import MonitorSocket
+from gt.server.health import HealthEndpoint
 from gt.server.listening import Listening, choose_listening
 from gt.signals.parser import MAX_BYTES, read_config
 from gt.web_dashboard.start import start_dashboard
 from gt.wire import shared_memory
 from gt.wire.addresses import NotResolved
+from gt.wire.lifeline import clear_up, end_with_parent
 from gt.wire.server_keys import remove_keys, write_keys
 from gt.wire.stderr_logging import configure_logging
 
+MAX_LOG = 1 << 26  # bytes of a log file
 MAX_SIGNALS = 1 << 18  # characters of a configuration that clients are given
+_STOPPING_SECONDS = 3.0  # for the messages to workers that their server ends
 
 
 def main() -> int:
@@ -71,6 +77,9 @@ def _parse() -> argparse.Namespace:
         "--dashboard", type=int, metavar="PORT", help="serve a web page about this server at a port (0: any free one)"
     )
     parser.add_argument(
+        "--health-port", type=int, metavar="PORT", help="answer `ok` at /health of a port (0: any free one)"
+    )
+    parser.add_argument(
         "--config", type=Path, metavar="FILE", help="signals for programs that do not configure these themselves"
     )
     parser.add_argument(
@@ -81,10 +90,12 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--insecure", action="count", default=0, help="without keys and encryption; twice: even at a public address"
     )
+    parser.add_argument("--lifeline", type=Path, metavar="DIRECTORY", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def _serve(options: argparse.Namespace, settings: Settings, listening: Listening) -> int:
+    stopped = threading.Event()
     with contextlib.ExitStack() as stack:
         try:
             server = Server(
@@ -106,11 +117,18 @@ def _serve(options: argparse.Namespace, settings: Settings, listening: Listening
             dashboard = start_dashboard(server.view, options.dashboard, settings.dashboard_token)
             stack.callback(dashboard.close)
         endpoint = server.endpoint
-        if listening.members is not None:
+        if options.health_port is not None:
+            health = HealthEndpoint(listening.address, options.health_port, lambda: server.turned_at)
+            stack.callback(health.close)
+            print(f"health at http://{listening.address}:{health.port}/health", file=sys.stderr)
+        if listening.members is not None and not listening.is_fixed:
             write_keys(listening.directory, endpoint, listening.members)
             stack.callback(remove_keys, listening.directory, endpoint, listening.members)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: _end(server))
+        if options.lifeline is not None:
+            end_with_parent(lambda: _end_with_program(server, stopped, options.lifeline))
+            stack.callback(clear_up, options.lifeline)
         shared_memory.sweep_dead()
         port = int(endpoint.rpartition(":")[2])
         server.set_worker_command(listening.worker_command(port))
@@ -120,6 +138,7 @@ def _serve(options: argparse.Namespace, settings: Settings, listening: Listening
         if dashboard is not None:
             print(f"dashboard at {dashboard.url}", file=sys.stderr)
         server.run()
+    stopped.set()
     return 0
 
 
@@ -129,6 +148,14 @@ def _end(server: Server) -> None:
         server.stop()
     else:
         server.drain()
+
+
+def _end_with_program(server: Server, stopped: threading.Event, directory: Path) -> None:
+    """The program that has started this server has ended: tell workers to end, and remove the keys and the log. Both
+    are done by the main thread, unless it is blocked."""
+    server.stop()
+    stopped.wait(_STOPPING_SECONDS)
+    clear_up(directory)
 
 
 def _announce(listening: Listening, port: int, *, is_json: bool) -> None:
@@ -159,9 +186,10 @@ def _read_signals(path: Path | None) -> Greeting:
 
 @contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
-    """Append what the server logs to a file, from level INFO on."""
+    """Append what the server logs to a file, from level INFO on. A file of MAX_LOG bytes is renamed, in place of the
+    one before: clients that come and go decide how much is logged."""
     try:
-        handler = logging.FileHandler(path)
+        handler = RotatingFileHandler(path, maxBytes=MAX_LOG, backupCount=1)
     except OSError as error:
         raise SettingsError(f"--log {path} cannot be written: {error}") from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

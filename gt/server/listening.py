@@ -8,6 +8,7 @@ from typing import NamedTuple
 from gt.core.errors import SettingsError
 from gt.wire.addresses import ANY, is_loopback, public_addresses, resolve
 from gt.wire.cluster_keys import SERVER_FILE, read_authorized, read_server_key
+from gt.wire.private_files import is_read_only
 from gt.wire.process_identity import host_name
 from gt.wire.server_keys import MemberKeys, ServerKeys, keys_directory, make_keys
 
@@ -26,6 +27,12 @@ class Listening(NamedTuple):
     @property
     def endpoint(self) -> str:
         return self.endpoint_at(self.port)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the keys are in a directory in which nothing can be written: members of this machine use a client key
+        then. A server at loopback has no others."""
+        return not is_loopback(self.address) and is_read_only(self.directory)
 
     def endpoint_at(self, port: int) -> str:
         return f"tcp://{self.address}:{port}"
@@ -61,9 +68,9 @@ def choose_listening(host: str, port: int, insecure: int, keys: str) -> Listenin
     if insecure:
         _require_private_network(address, insecure)
         return Listening(address, port, name, None, None, directory)
-    if is_loopback(address):
-        return Listening(address, port, name, *make_keys(), directory)
     key = read_server_key(directory)
+    if key is None and is_loopback(address):
+        return Listening(address, port, name, *make_keys(), directory)
     if key is None:
         raise SettingsError(
             f"a server that other machines reach needs a key, and there is no {directory / SERVER_FILE}; make it with: "

@@ -12,6 +12,7 @@ from gt.sharding.cost import LinkSpeed
 
 ASSUMED = "assumed"
 MAX_BYTES = 1 << 16
+HOST_MESSAGE_SECONDS, HOST_BANDWIDTH = 200e-6, 1.25e9  # a data centre's Ethernet of 10 Gbit/s
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,8 +21,11 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `flops`: floating-point operations a second, of products
     - `memory_bandwidth`: bytes that a worker reads and writes in a second
     - `op_seconds`: the time that an op takes even if it is small
-    - `message_seconds`, `link_bandwidth`: the time of a message, and bytes a second that a worker receives
-    - `axes`: the same two for mesh axes with other links, by name
+    - `message_seconds`, `link_bandwidth`: the time of a message between workers of one host, and bytes a second that a
+      worker receives
+    - `host_message_seconds`, `host_bandwidth`: the time of a message between hosts, and bytes a second that a host
+      receives from others, for all its workers together. Assumed is an Ethernet of 10 Gbit/s in a data centre
+    - `axes`: the first two for mesh axes with other links, by name, whatever hosts their workers are on
     - `overlap`: the share of an exchange's time in which a worker can compute, where GT lets exchanges go on by
       themselves: 0 for CPU workers that share memory, since they copy, and 1 for links that need no worker
     - `source`: where the numbers come from
@@ -35,28 +39,43 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     op_seconds: float = 20e-6
     message_seconds: float = 50e-6
     link_bandwidth: float = 2e9
+    host_message_seconds: float = HOST_MESSAGE_SECONDS
+    host_bandwidth: float = HOST_BANDWIDTH
     axes: dict[str, tuple[float, float]] = {}
     overlap: float = 0.0
     source: str = ASSUMED
 
     def __post_init__(self) -> None:
-        for name in ("flops", "memory_bandwidth", "link_bandwidth"):
+        for name in ("flops", "memory_bandwidth", "link_bandwidth", "host_bandwidth"):
             if not getattr(self, name) > 0:
                 raise SettingsError(f"{name} of a calibration has to be more than 0, not {getattr(self, name)!r}")
         if not 0 <= self.overlap <= 1:
             raise SettingsError(f"overlap of a calibration is a share from 0 to 1, not {self.overlap!r}")
 
     def link(self, axes: tuple[str, ...]) -> LinkSpeed:
-        """The slowest link along some axes."""
+        """The slowest link along some axes within a host."""
         found = [self.axes[axis] for axis in axes if axis in self.axes] or [(self.message_seconds, self.link_bandwidth)]
         return LinkSpeed(max(alpha for alpha, _ in found), 1 / min(bandwidth for _, bandwidth in found))
 
+    @property
+    def host_link(self) -> LinkSpeed:
+        """The link between hosts."""
+        return LinkSpeed(self.host_message_seconds, 1 / self.host_bandwidth)
+
     def __str__(self) -> str:
+        is_assumed = (self.host_message_seconds, self.host_bandwidth) == (HOST_MESSAGE_SECONDS, HOST_BANDWIDTH)
+        return self.describe(has_hosts=not is_assumed)
+
+    def describe(self, *, has_hosts: bool) -> str:
+        """The speeds as text, with those between hosts or without them."""
         overlap = f", {self.overlap:.0%} overlap" if self.overlap else ""
+        between = (
+            f"; between hosts {self.host_bandwidth / 1e9:.2f} GB/s, {self.host_message_seconds * 1e6:.0f} us a message"
+        )
         return (
             f"{self.flops / 1e9:.1f} GFLOP/s, memory {self.memory_bandwidth / 1e9:.1f} GB/s, "
             f"{self.op_seconds * 1e6:.0f} us an op; links {self.link_bandwidth / 1e9:.2f} GB/s, "
-            f"{self.message_seconds * 1e6:.0f} us a message{overlap} ({self.source})"
+            f"{self.message_seconds * 1e6:.0f} us a message{between if has_hosts else ''}{overlap} ({self.source})"
         )
 
 

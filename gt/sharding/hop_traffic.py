@@ -75,6 +75,20 @@ def new_partial_axes(source: ShardingSpec, target: ShardingSpec) -> tuple[str, .
     return tuple([axis for axis in target.partial if axis not in source.partial])
 
 
+def changed_axes(source: ShardingSpec, target: ShardingSpec) -> tuple[str, ...]:
+    """The axes that cut another dim than before, or the same dim at another level or with other cuts."""
+    before, after = _roles(source), _roles(target)
+    return tuple([axis for axis in source.mesh.axis_names if before.get(axis) != after.get(axis)])
+
+
+def _roles(spec: ShardingSpec) -> dict[str, object]:
+    return {
+        axis: (dim, axes[:level], spec.cuts[dim])
+        for dim, axes in enumerate(spec.dims)
+        for level, axis in enumerate(axes)
+    }
+
+
 def is_all_reduce(source: ShardingSpec, target: ShardingSpec) -> bool:
     """Whether a reduction changes nothing else about the layout."""
     return source.mesh is target.mesh and source.dims == target.dims and source.cuts == target.cuts

@@ -74,10 +74,10 @@ def lay_out_product(first: Shape, second: Shape, mesh: DeviceMesh) -> ProductLay
     has_columns = len(second) > 1
     rank = max(len(first), len(second)) - (len(first) == 1) - (not has_columns)
     if batch:
-        seen = DeviceMesh((mesh.size, 1, 1), AXES, mesh.workers)
+        seen = DeviceMesh((mesh.size, 1, 1), AXES, mesh.workers, hosts=mesh.hosts)
         return ProductLayout(*[_spec(seen, size, {-batch: AXES}) for size in (len(first), len(second), rank)])
     m, n = first[row] if row else 1, second[-1] if has_columns else 1
-    seen = DeviceMesh(best_grid(m, first[-1], n, mesh.size), AXES, mesh.workers)
+    seen = DeviceMesh(best_grid(m, first[-1], n, mesh.size), AXES, mesh.workers, hosts=mesh.hosts)
     of_first = {row: ("rows",), -1: ("summed", "columns")}
     if has_columns:
         of_second: _Cut = {-2: ("summed", "rows"), -1: ("columns",)}

@@ -25,6 +25,7 @@ from gt.sharding.boxes import Box, Cuts, Shape, box_shape, intersect
 from gt.sharding.hop_traffic import (
     IntArray,
     WorkerBoxes,
+    changed_axes,
     group_size,
     is_all_reduce,
     new_partial_axes,
@@ -108,7 +109,7 @@ def _name(shape: Shape, source: ShardingSpec, target: ShardingSpec, moved: int) 
         )
     if source.mesh is not target.mesh:
         return ReshardStep(_name_between(shape, source, target, moved), source, target, ())
-    return ReshardStep(_name_within(shape, source, target, moved), source, target, _changed(source, target))
+    return ReshardStep(_name_within(shape, source, target, moved), source, target, changed_axes(source, target))
 
 
 def _name_of_reduction(source: ShardingSpec, target: ShardingSpec) -> str:
@@ -165,20 +166,6 @@ def _are_parts_equal(shape: Shape, source: ShardingSpec, target: ShardingSpec) -
     return all(source.intervals(shape, dim) == target.intervals(shape, dim) for dim in range(len(shape)))
 
 
-def _changed(source: ShardingSpec, target: ShardingSpec) -> tuple[str, ...]:
-    """The axes that cut another dim than before, or the same dim at another level or with other cuts."""
-    before, after = _roles(source), _roles(target)
-    return tuple([axis for axis in source.mesh.axis_names if before.get(axis) != after.get(axis)])
-
-
-def _roles(spec: ShardingSpec) -> dict[str, object]:
-    return {
-        axis: (dim, axes[:level], spec.cuts[dim])
-        for dim, axes in enumerate(spec.dims)
-        for level, axis in enumerate(axes)
-    }
-
-
 # --- One worker's part ------------------------------------------------------------------------------------------------
 
 
@@ -227,7 +214,7 @@ def exchange_group(step: ReshardStep, worker: int) -> tuple[int, ...]:
     source, target = step.source, step.target
     if source.mesh is not target.mesh:
         return tuple(sorted({*source.mesh.workers, *target.mesh.workers}))
-    changed = {*reduced_axes(source, target), *_changed(source, target)}
+    changed = {*reduced_axes(source, target), *changed_axes(source, target)}
     return source.mesh.axis_group(worker, tuple([axis for axis in source.mesh.axis_names if axis in changed]))
 
 

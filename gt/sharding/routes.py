@@ -8,7 +8,9 @@ A route is a list of specs. Each is made from the one before by one of three kin
   the reduction. Moves nothing.
 
 For a replicated target, each element is first reduced on one owner and then copied. Costs are elements that workers
-receive from other workers.
+receive from other workers; those that they receive from another host count twice. So the workers of a host divide a
+reduction between hosts: they reduce or cut the values among themselves, reduce their parts with other hosts, and
+gather them.
 """
 
 from __future__ import annotations
@@ -16,23 +18,31 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 from gt.sharding.boxes import Cuts, Shape, balanced_cuts, total_length
 from gt.sharding.hop_traffic import (
+    changed_axes,
     group_size,
+    is_all_reduce,
     kept_elements,
     moved_elements,
     positions_in,
+    reduced_axes,
     stored_elements,
     worker_boxes,
 )
+from gt.sharding.host_order import host_share
 from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec
 
 IDEMPOTENT = ("max", "min", "and", "or")
 """Reductions in which a value may occur several times: replicas are partial values without change."""
+
+DIVIDED_FROM = 1 << 14
+"""Elements from which the workers of a host divide a reduction between hosts: of fewer, messages take longer than the
+bytes that this saves."""
 
 
 class Route(NamedTuple):
@@ -60,17 +70,38 @@ def cheapest_route(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> 
 
 
 def _cheapest_reduction(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> Route:
-    """The route with the fewest elements; of equal ones, the fewest hops."""
-    best: Route | None = None
+    """The route with the lowest cost; of equal ones, the fewest hops."""
+    best: tuple[float, int, Route] | None = None
     floor = _cost_floor(shape, source, target)
     for specs in _candidates(shape, source, target):
         counts = tuple([moved_elements(shape, *hop) for hop in pairwise(specs)])
-        if best is None or (sum(counts), len(counts)) < (sum(best.received), len(best.received)):
-            best = Route(specs, counts)
-        if sum(best.received) <= floor:
+        cost = sum(counts) + _between_hosts(specs, counts)
+        if best is None or (cost, len(counts)) < best[:2]:
+            best = cost, len(counts), Route(specs, counts)
+        if best[0] <= floor:
             break
     assert best is not None, f"no route from {source!r} to {target!r}"
-    return best
+    return best[2]
+
+
+def _between_hosts(specs: Sequence[ShardingSpec], counts: Sequence[int]) -> float:
+    """The elements that travel between hosts, if the route is on one mesh."""
+    if not specs[0].mesh.hosts or any(spec.mesh is not specs[0].mesh for spec in specs):
+        return 0.0
+    shares = [host_share(_kind(*hop), _hop_axes(*hop), hop[1].mesh) for hop in pairwise(specs)]
+    return sum([share * count for share, count in zip(shares, counts, strict=True)])
+
+
+def _hop_axes(source: ShardingSpec, target: ShardingSpec) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*reduced_axes(source, target), *changed_axes(source, target))))
+
+
+def _kind(source: ShardingSpec, target: ShardingSpec) -> str:
+    """The name of a hop, as far as it says which workers give what."""
+    if reduced_axes(source, target):
+        return "all-reduce" if is_all_reduce(source, target) else "reduce-scatter"
+    is_gathered = all(before[: len(after)] == after for before, after in zip(source.dims, target.dims, strict=True))
+    return "all-gather" if is_gathered else "all-to-all"
 
 
 def _plain(spec: ShardingSpec, shape: Shape) -> ShardingSpec:
@@ -124,9 +155,26 @@ def _candidates(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> Ite
                 continue
             yield (source, goal, *end)
             if source.partial != stays:
+                for through in _divided_by_hosts(shape, source, goal):
+                    yield (source, *through, goal, *end)
                 for between in _intermediates(shape, source, goal):
                     if between is not source and between is not goal:
                         yield (source, between, goal, *end)
+
+
+def _divided_by_hosts(
+    shape: Shape, source: ShardingSpec, goal: ShardingSpec
+) -> Iterator[tuple[ShardingSpec, ShardingSpec]]:
+    """The two layouts on the way to a goal if the workers of each host divide an all-reduce between hosts: cut by axes
+    within hosts and still partial along the others, and reduced."""
+    mesh = goal.mesh
+    if not mesh.hosts or math.prod(shape) < DIVIDED_FROM or not is_all_reduce(source, goal):
+        return
+    within = tuple([axis for axis in _unused_axes(goal) if mesh.axis_size(axis) > 1 and not mesh.crosses_hosts(axis)])
+    partial = [axis for axis in source.partial if axis not in within]
+    if within and any(mesh.crosses_hosts(axis) for axis in reduced_axes(source, goal)):
+        for cut in _refined(shape, goal, within, source):
+            yield cut.replace(partial=partial, kind=source.kind), cut
 
 
 def _intermediates(shape: Shape, source: ShardingSpec, goal: ShardingSpec) -> Iterator[ShardingSpec]:

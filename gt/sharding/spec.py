@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -27,31 +27,38 @@ REDUCTIONS = ("sum", "max", "min", "prod", "and", "or")
 class DeviceMesh:
     """An N-D grid over any workers in any order. Equal meshes are one object, so they are compared by identity.
 
-    `gt.mesh` makes one of connected workers.
+    `gt.mesh` makes one of connected workers. `hosts` tells the machine of each worker, as any names or numbers, so that
+    plans know which links are slow; a mesh numbers its machines from 0, and has none of them if there is only one.
 
     >>> mesh = gt.DeviceMesh((2, 2), ("dp", "tp"))
     >>> mesh.size, mesh.coordinate(2), mesh.at((1, 1)), mesh.submesh(dp=1).workers
     (4, (1, 0), 3, (2, 3))
     """
 
-    __slots__ = ("__weakref__", "_positions", "axis_names", "name", "shape", "workers")
+    __slots__ = ("__weakref__", "_positions", "axis_names", "hosts", "name", "shape", "workers")
     shape: Shape
     axis_names: tuple[str, ...]
     workers: tuple[int, ...]
     name: str
+    hosts: tuple[int, ...]
 
     def __new__(
-        cls, shape: Sequence[int], axis_names: Sequence[str] = (), workers: Sequence[int] = (), name: str = ""
+        cls,
+        shape: Sequence[int],
+        axis_names: Sequence[str] = (),
+        workers: Sequence[int] = (),
+        name: str = "",
+        hosts: Sequence[Hashable] = (),
     ) -> DeviceMesh:
         shape = tuple(shape)
         names = tuple(axis_names) or tuple([f"axis{position}" for position in range(len(shape))])
         ids = tuple(workers) or tuple(range(math.prod(shape)))
-        key = (shape, names, ids, name)
+        key = (shape, names, ids, name, _numbered(hosts))
         found = _meshes.get(key)
         if found is None:
-            _check_mesh(shape, names, ids)
+            _check_mesh(shape, names, ids, hosts)
             found = super().__new__(cls)
-            found.shape, found.axis_names, found.workers, found.name = key
+            found.shape, found.axis_names, found.workers, found.name, found.hosts = key
             found._positions = {worker: position for position, worker in enumerate(ids)}  # type: ignore[attr-defined]
             _meshes[key] = found
         return found
@@ -101,7 +108,27 @@ class DeviceMesh:
         """The same workers in the same order as a grid of another shape."""
         if math.prod(shape) != self.size:
             raise LayoutError(f"mesh {self} has {self.size} workers, and {tuple(shape)} needs {math.prod(shape)}")
-        return DeviceMesh(shape, axis_names, self.workers, self.name)
+        return DeviceMesh(shape, axis_names, self.workers, self.name, self.hosts)
+
+    def subset(
+        self, shape: Sequence[int], axis_names: Sequence[str], workers: Sequence[int], name: str = ""
+    ) -> DeviceMesh:
+        """A mesh of some of these workers, which knows their hosts."""
+        at: dict[int, int] = self._positions  # type: ignore[attr-defined]
+        return DeviceMesh(shape, axis_names, workers, name, self.hosts and [self.hosts[at[each]] for each in workers])
+
+    def crosses_hosts(self, *axes: str) -> bool:
+        """Whether workers that differ along some axes only, by default along all, are on several machines.
+
+        >>> mesh = gt.DeviceMesh((2, 2), ("dp", "tp"), hosts=["a", "a", "b", "b"])
+        >>> mesh.crosses_hosts("dp"), mesh.crosses_hosts("tp")
+        (True, False)
+        """
+        if not self.hosts:
+            return False
+        host_of = dict(zip(self.workers, self.hosts, strict=True))
+        groups = _axis_groups(self, axes or self.axis_names).values()
+        return any(len({host_of[worker] for worker in group}) > 1 for group in groups)
 
     def _axis(self, axis: str) -> str:
         if axis not in self.axis_names:
@@ -120,13 +147,13 @@ class DeviceMesh:
             if all(self.coordinate(worker)[self.axis_names.index(axis)] == along for axis, along in fixed.items())
         ]
         names = [self.axis_names[position] for position in kept]
-        return DeviceMesh([self.shape[position] for position in kept], names, workers, self.name)
+        return self.subset([self.shape[position] for position in kept], names, workers, self.name)
 
     def record(self) -> MeshRecord:
-        return MeshRecord(self.shape, self.axis_names, self.workers, self.name)
+        return MeshRecord(self.shape, self.axis_names, self.workers, self.name, self.hosts)
 
     def __reduce__(self) -> Any:
-        return DeviceMesh, (self.shape, self.axis_names, self.workers, self.name)
+        return DeviceMesh, (self.shape, self.axis_names, self.workers, self.name, self.hosts)
 
     def __str__(self) -> str:
         axes = ", ".join(f"{axis}={size}" for axis, size in zip(self.axis_names, self.shape, strict=True))
@@ -143,7 +170,14 @@ _meshes: WeakValueDictionary[Any, DeviceMesh] = WeakValueDictionary()
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 
 
-def _check_mesh(shape: Shape, names: tuple[str, ...], workers: tuple[int, ...]) -> None:
+def _numbered(hosts: Sequence[Hashable]) -> tuple[int, ...]:
+    """The hosts of workers as numbers in the order of their first workers; none of them if there is only one."""
+    numbers: dict[Hashable, int] = {}
+    found = tuple([numbers.setdefault(host, len(numbers)) for host in hosts])
+    return found if len(numbers) > 1 else ()
+
+
+def _check_mesh(shape: Shape, names: tuple[str, ...], workers: tuple[int, ...], hosts: Sequence[Hashable]) -> None:
     if len(names) != len(shape) or len(set(names)) != len(names):
         raise LayoutError(f"a mesh of shape {shape} needs {len(shape)} different axis names, not {names}")
     for name in names:
@@ -155,10 +189,12 @@ def _check_mesh(shape: Shape, names: tuple[str, ...], workers: tuple[int, ...]) 
         raise LayoutError(f"a mesh of shape {shape} needs {math.prod(shape)} workers, not {len(workers)}")
     if len(set(workers)) != len(workers):
         raise LayoutError(f"a worker has one place in a mesh; {list(workers)} names one twice")
+    if hosts and len(hosts) != len(workers):
+        raise LayoutError(f"a mesh of {len(workers)} workers has a host for each of them, not {len(hosts)}")
 
 
 def mesh_of(record: MeshRecord) -> DeviceMesh:
-    return DeviceMesh(record.shape, record.axis_names, record.workers, record.name)
+    return DeviceMesh(record.shape, record.axis_names, record.workers, record.name, record.hosts)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -9,15 +9,19 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gt.core.errors import SettingsError
 from gt.core.settings import read_settings
+from gt.sharding.boxes import Shape
 from gt.sharding.calibration import Calibration, stored_calibration
 from gt.sharding.constraints import Constraint
 from gt.sharding.cost import memory_bytes, reshard_bytes
 from gt.sharding.factors import OpShardingRule
+from gt.sharding.host_order import host_share
+from gt.sharding.link_costs import transfer_seconds
+from gt.sharding.reshard import plan_reshard
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.sharding.strategies import OpOperand, OpResult, OpStrategy, axes_in_use, strategies_of
 from gt.sharding.work import LaidOutTensor, work_of
@@ -36,7 +40,8 @@ def propagate_sharding(
     rule: OpShardingRule, operands: Sequence[OpOperand], results: Sequence[OpResult], mesh: DeviceMesh
 ) -> Choice:
     """The cheapest strategy on a mesh: the fewest bytes moved, then the fewest unrequested cuts, then the fewest
-    changed results and operands, then the least memory.
+    changed results and operands, then the least memory. On a mesh of several hosts, of equal bytes those count most
+    that travel between hosts.
 
     A strategy that moves nothing is taken even if its result is partial. If bytes move anyway, the later cost of a
     result counts too: a partial result will be reduced, and a cut along an axis that cuts no operand will be gathered,
@@ -145,13 +150,21 @@ class _Ranks:
         self, strategy: OpStrategy, constraint_rank: int, moved: int, changed: tuple[int, int]
     ) -> tuple[tuple[float, ...], int]:
         """The rank, and the bytes that the results will cost later."""
-        later = _rank(strategy, self._results, moved, self._cut | self._constrained, self.idle)
+        pending = self._pending(strategy) if moved else []
+        total = moved + sum([each.nbytes for each in pending])
+        transfers = [*self._transfers(strategy), *pending] if self._mesh.hosts and total else []
         machine = self._machine
-        time = (self._seconds(strategy, later[1], machine),) if machine is not None else ()
-        return (constraint_rank, *time, *later, *changed, _memory(strategy, self._results)), later[1] - moved
+        time = (self._seconds(strategy, total, transfers, machine),) if machine is not None else ()
+        between = (_bytes_between_hosts(transfers),) if self._mesh.hosts else ()
+        cuts = self._unrequested_cuts(strategy)
+        own = (int(moved > 0), total, *between, cuts, *changed, _memory(strategy, self._results))
+        return (constraint_rank, *time, *own), total - moved
 
-    def _seconds(self, strategy: OpStrategy, nbytes: int, machine: Calibration) -> float:
-        """The time of an op, and of the bytes that move for it now and later."""
+    def _seconds(
+        self, strategy: OpStrategy, nbytes: int, transfers: Sequence[_Transfer], machine: Calibration
+    ) -> float:
+        """The time of an op, and of the bytes that move for it now and later. `transfers` are these bytes if the mesh
+        has several hosts."""
         taken = zip(self._operands, strategy.operands, strict=True)
         given = zip(self._results, strategy.results, strict=True)
         tensors = [
@@ -159,7 +172,62 @@ class _Ranks:
             *[LaidOutTensor(result.shape, result.itemsize, spec) for result, spec in given],
         ]
         work = work_of(self._rule, strategy.assignment, tensors)
-        return work.seconds(machine) + nbytes / self._mesh.size / machine.link_bandwidth
+        if not transfers:
+            return work.seconds(machine) + nbytes / self._mesh.size / machine.link_bandwidth
+        return work.seconds(machine) + sum([transfer_seconds(*transfer, machine) for transfer in transfers])
+
+    def _transfers(self, strategy: OpStrategy) -> Iterator[_Transfer]:
+        """The exchanges that move operands, and results that have a target."""
+        for operand, needed in zip(self._operands, strategy.operands, strict=True):
+            if operand.spec is not needed and needed not in operand.copies:
+                yield from _steps(operand.shape, operand.itemsize, operand.spec, needed)
+        for result, given in zip(self._results, strategy.results, strict=True):
+            yield from _steps(result.shape, result.itemsize, given, result.final_spec(given))
+
+    def _free(self, strategy: OpStrategy) -> list[tuple[OpResult, ShardingSpec]]:
+        """The results that have no target, and their layouts."""
+        return [
+            (result, result.final_spec(given))
+            for result, given in zip(self._results, strategy.results, strict=True)
+            if not isinstance(result.target, ShardingSpec)
+        ]
+
+    def _pending(self, strategy: OpStrategy) -> list[_Transfer]:
+        """What the results will cost later: partial values will be reduced and unrequested cuts gathered; along axes
+        that are not in use, reduced values will be gathered too."""
+        cut, found = self._cut | self._constrained, []
+        for result, given in self._free(strategy):
+            undone = (*given.partial, *[axis for axis in given.axes if axis not in cut])
+            copied = tuple([axis for axis in given.partial if axis in self.idle])
+            for axes in (undone, copied):
+                found.append(_Transfer("", axes, _pending_bytes(result, given, axes), given.mesh))
+        return found
+
+    def _unrequested_cuts(self, strategy: OpStrategy) -> int:
+        """The number of cuts that no layout asked for."""
+        cut = self._cut | self._constrained
+        return sum(axis not in cut for _, given in self._free(strategy) for axis in given.axes)
+
+
+class _Transfer(NamedTuple):
+    """Bytes that all workers of a mesh together receive, in an exchange along some axes."""
+
+    kind: str
+    axes: tuple[str, ...]
+    nbytes: int
+    mesh: DeviceMesh
+
+
+def _steps(shape: Shape, itemsize: int, source: ShardingSpec, target: ShardingSpec) -> list[_Transfer]:
+    if source is target:
+        return []
+    plan = plan_reshard(shape, itemsize, source, target)
+    pairs = zip(plan.steps, plan.step_bytes, strict=True)
+    return [_Transfer(step.kind, step.axes, nbytes, step.target.mesh) for step, nbytes in pairs if nbytes]
+
+
+def _bytes_between_hosts(transfers: Sequence[_Transfer]) -> float:
+    return sum([nbytes * host_share(kind, axes, mesh) for kind, axes, nbytes, mesh in transfers if nbytes])
 
 
 def _constraint_rank(
@@ -224,31 +292,12 @@ def _moved(
     return moved, (results_changed, operands_changed)
 
 
-def _rank(
-    strategy: OpStrategy, results: Sequence[OpResult], moved: int, cut: set[str], idle: Sequence[str]
-) -> tuple[int, int, int]:
-    """Whether bytes move, how many now and later, and the number of cuts that no layout asked for. Partial values will
-    be reduced and unrequested cuts gathered; along axes that are not in use, reduced values will be gathered too."""
-    free = [
-        (result, result.final_spec(given))
-        for result, given in zip(results, strategy.results, strict=True)
-        if not isinstance(result.target, ShardingSpec)
-    ]
-    pending = 0
-    for result, given in free:
-        undone = [*given.partial, *[axis for axis in given.axes if axis not in cut]]
-        copied = [axis for axis in given.partial if axis in idle]
-        pending += _pending(result, given, undone) + _pending(result, given, copied) if moved else 0
-    count = sum(axis not in cut for _, given in free for axis in given.axes)
-    return int(moved > 0), moved + pending, count
-
-
 def _memory(strategy: OpStrategy, results: Sequence[OpResult]) -> int:
     pairs = zip(results, strategy.results, strict=True)
     return sum(memory_bytes(given, result.shape, result.itemsize) for result, given in pairs)
 
 
-def _pending(result: OpResult, given: ShardingSpec, axes: Sequence[str]) -> int:
+def _pending_bytes(result: OpResult, given: ShardingSpec, axes: Sequence[str]) -> int:
     """The bytes that a result's layout will cost later, along axes: to reduce partial values to one worker each, or to
     gather cuts."""
     size = given.mesh.axis_size

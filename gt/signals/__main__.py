@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SignalError as error:
         print(error, file=sys.stderr)
         return 1
-    errors = [] if options.workers is None else list(_missing_workers(config, range(options.workers)))
+    connected = dict.fromkeys(range(options.workers or 0), "")
+    errors = [] if options.workers is None else list(_missing_workers(config, connected))
     if errors:
         print("\n".join(errors), file=sys.stderr)
         return 1
@@ -56,7 +57,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _missing_workers(config: Config, connected: Sequence[int]) -> Iterator[str]:
+def _missing_workers(config: Config, connected: Mapping[int, str]) -> Iterator[str]:
     """An error for each section that names more workers than are connected."""
     sections: list[tuple[str, ShardConfig | ModelConfig]] = [
         (f"{signal.source}: signal {name!r}", signal.shard) for name, signal in config.signals.items() if signal.shard

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gt.core.errors import SignalError
 from gt.core.signatures import PolicyRecord
+from gt.sharding.host_order import default_mesh, mesh_of_workers
 from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec
 from gt.signals.config import REST, AxesPerDim, ShardConfig
 from gt.signals.policy import align_dims
@@ -14,8 +15,9 @@ from gt.signals.policy import align_dims
 ROW = "w"  # the axis of a mesh that is a row of workers
 
 
-def resolve_policy(shard: ShardConfig, connected: Sequence[int], subject: str) -> PolicyRecord:
-    """The policy of a signal. `subject` names the signal in errors."""
+def resolve_policy(shard: ShardConfig, connected: Mapping[int, str], subject: str) -> PolicyRecord:
+    """The policy of a signal. `connected` are the hosts of the connected workers. `subject` names the signal in
+    errors."""
     mesh = resolve_mesh(shard.mesh, shard.workers, connected, subject).record()
     if shard.replicate:
         return PolicyRecord(mesh, closed=True)
@@ -30,12 +32,13 @@ def resolve_policy(shard: ShardConfig, connected: Sequence[int], subject: str) -
 
 
 def resolve_mesh(
-    axes: Sequence[tuple[str, int]] | None, workers: Sequence[int] | None, connected: Sequence[int], subject: str
+    axes: Sequence[tuple[str, int]] | None, workers: Sequence[int] | None, connected: Mapping[int, str], subject: str
 ) -> DeviceMesh:
-    """The mesh that a configuration names; a row of all workers if it names none."""
+    """The mesh that a configuration names; a row of all workers if it names none. `connected` are the hosts of the
+    connected workers."""
     sizes = [size for _, size in axes] if axes else [len(workers or connected)]
     count = math.prod(sizes)
-    chosen = list(workers) if workers is not None else list(connected[:count])
+    chosen = list(workers) if workers is not None else list(connected)[:count]
     missing = [worker for worker in chosen if worker not in connected]
     if missing or len(chosen) < count:
         wanted = max([count, *[worker + 1 for worker in chosen]])
@@ -44,7 +47,10 @@ def resolve_mesh(
             f"{subject} needs workers {needed}, and there are {list(connected)}; "
             f"start more with GT_WORKERS={wanted} or gt.init(workers={wanted})"
         )
-    return DeviceMesh(sizes, [name for name, _ in axes] if axes else [ROW], chosen)
+    names = [name for name, _ in axes] if axes else [ROW]
+    if workers is None:
+        return default_mesh(sizes, names, connected)
+    return mesh_of_workers(sizes, names, chosen, connected)
 
 
 def resolve_spec(dims: AxesPerDim, mesh: DeviceMesh, rank: int) -> ShardingSpec:

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from gt.core.program_status import SessionState, WorkerState
 from gt.core.program_view import ProgramView
+from gt.core.refusal_kinds import MEANINGS
 from gt.core.worker_progress import STATE_NAMES
 
 _NANOSECOND = 1e-9
@@ -56,6 +57,7 @@ class ProgramCollector(Collector):
         yield CounterMetricFamily("gt_failed_ops", "Ops that failed.", failures.count)
         yield CounterMetricFamily("gt_lost_workers", "Workers that were lost.", len(failures.lost))
         yield GaugeMetricFamily("gt_workers", "Workers that are connected.", len(status.workers))
+        yield _refusals(status.refused)
 
     def _traffic(self) -> Metric:
         family = CounterMetricFamily(
@@ -81,6 +83,14 @@ def _states(workers: Iterable[WorkerState]) -> Metric:
     for worker in workers:
         for state in dict.fromkeys((*STATE_NAMES, worker.state)):
             family.add_metric([str(worker.worker), state], float(state == worker.state))
+    return family
+
+
+def _refusals(counts: Mapping[str, int]) -> Metric:
+    """Every kind, also those of which there was none: a rate needs a first value."""
+    family = CounterMetricFamily("gt_refused", "Keys, frames, messages and ops that were refused.", labels=["kind"])
+    for kind in MEANINGS:
+        family.add_metric([kind], counts.get(kind, 0))
     return family
 
 

@@ -35,13 +35,14 @@ class CodeOfLine(msgspec.Struct, frozen=True):
 
 class Status(msgspec.Struct, frozen=True):
     """The workers of a moment, how many look at the page, and how long a look took, in seconds. `code` has the text of
-    the lines that workers are at."""
+    the lines that workers are at, and `refused` the number of refusals by kind."""
 
     time: int
     workers: tuple[WorkerActivity, ...]
     viewers: int
     look_seconds: float
     code: tuple[CodeOfLine, ...]
+    refused: dict[str, int] = {}
 
 
 class Sessions(msgspec.Struct, frozen=True):

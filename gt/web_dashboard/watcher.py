@@ -114,7 +114,8 @@ class ProgramWatcher:
         status = self._view.read_status()
         activity = self._meter.add(status)
         code = code_of_lines(worker.site for worker in activity.workers)
-        self._publish("status", Status(status.time, activity.workers, self.viewers, self._sampling.took, code))
+        took, refused = self._sampling.took, activity.refused
+        self._publish("status", Status(status.time, activity.workers, self.viewers, took, code, refused))
         self._publish("sessions", Sessions(activity.sessions))
 
     def _read_memory(self) -> None:

@@ -17,7 +17,7 @@ import zmq
 from zmq.utils import z85
 
 from gt.core.errors import SettingsError
-from gt.wire.private_files import read_private, require_private, write_new_private, write_private
+from gt.wire.private_files import follow_mounted, read_private, require_private, write_new_private, write_private
 
 SERVER_FILE = "server.key"
 CLIENT_FILE = "client.key"
@@ -56,10 +56,21 @@ def make_server_key(directory: Path, *, replaces: bool = False) -> ServerKey:
             f"{directory / SERVER_FILE} exists already; with another key, no client key that was made for it is of "
             f"use any more: add --replace to make one all the same"
         )
-    key = ServerKey(*_new_pair())
+    key = new_server_key()
     write_private(directory / SERVER_FILE, key)
     (directory / AUTHORIZED).mkdir(mode=0o700, exist_ok=True)
     return key
+
+
+def new_server_key() -> ServerKey:
+    """A key that is in no file."""
+    return ServerKey(*_new_pair())
+
+
+def new_client_key(name: str, server: ServerKey) -> ClientKey:
+    """A key for a server, which is in no file and is not let in yet."""
+    _require_name(name)
+    return ClientKey(name, server.public, *_new_pair())
 
 
 def read_server_key(directory: Path) -> ServerKey | None:
@@ -72,7 +83,7 @@ def make_client_key(directory: Path, name: str) -> ClientKey:
     if server is None:
         raise SettingsError(f"there is no {directory / SERVER_FILE}; make it with: python -m gt.keys server")
     _require_new(directory, name)
-    key = ClientKey(name, server.public, *_new_pair())
+    key = new_client_key(name, server)
     authorize(directory, name, key.public)
     return key
 
@@ -106,8 +117,8 @@ def revoke(directory: Path, name: str) -> None:
 def read_authorized(directory: Path) -> dict[str, str]:
     """The names of the client keys that are let in, by their public keys. A file that others can read or write, or that
     holds no key, raises SettingsError."""
-    place = directory / AUTHORIZED
     try:
+        place = follow_mounted(directory / AUTHORIZED)
         require_private(place, place.lstat())
         names = sorted(entry.name for entry in os.scandir(place) if _NAME.fullmatch(entry.name))[:MAX_AUTHORIZED]
     except FileNotFoundError:

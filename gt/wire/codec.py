@@ -9,6 +9,7 @@ is disconnected before memory is allocated for it.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -18,6 +19,7 @@ import msgspec
 from gt.core.errors import ProtocolError
 from gt.core.message_fields import PAYLOAD_RECORDS, byte_ranges_of
 from gt.core.messages import COUNTED_BYTES, MAX_BATCH, PROTOCOL, TensorRead
+from gt.core.refusal_kinds import RefusalKind
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Bytes of a tensor in one piece."""
@@ -34,6 +36,7 @@ MAX_HELLO = 1 << 13
 _VERSION = struct.Struct("<2sH")  # the beginning of every header, in all versions of the protocol
 _HEADER = struct.Struct("<2sHI")
 MAX_FRAME = max(CHUNK, _HEADER.size + PIECE + INLINE_BYTES)
+_UNKNOWN = re.compile(r"^Invalid value .* - at `\$\[[\d.]+\]\[0\]`$")  # msgspec's error for the tag of a record
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -138,7 +141,8 @@ class Decoder(Generic[AnyMessage]):
         try:
             messages = self._decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise ProtocolError(f"a message that cannot be decoded: {error}") from None
+            kind: RefusalKind = "unknown" if _UNKNOWN.search(str(error)) else "malformed"
+            raise ProtocolError(f"a message that cannot be decoded: {error}", kind) from None
         if not messages:
             raise ProtocolError("a message without content")
         if len(messages) > MAX_BATCH:

@@ -22,16 +22,26 @@ from gt.core.errors import ConnectionLost, SettingsError
 from gt.wire.addresses import NotResolved, resolve
 from gt.wire.authentication import Authenticator
 from gt.wire.codec import Frame
-from gt.wire.file_descriptors import open_files_limit, peer_address, raise_open_files_limit, shut_down
+from gt.wire.file_descriptors import (
+    open_files_limit,
+    peer_address,
+    raise_open_files_limit,
+    seconds_of_silence,
+    shut_down,
+)
 from gt.wire.refusals import Refusals
 from gt.wire.server_keys import MemberKeys, ServerKeys, find_keys
 from gt.wire.sockets import has_message, open_socket, receive, receive_from, send
+from gt.wire.tcp_watch import TcpWatch
+from gt.wire.wire_bytes import WireBytes, memory_of_machine
 
 MAX_QUEUED = 1 << 16  # messages that a server queues for each peer, and from each peer
 _HANDSHAKE_SECONDS = 5.0
-_UNKNOWN_SHARE = 4  # a quarter of all connections may belong to peers that were not admitted
+_UNKNOWN_SHARE = 8  # a connection takes two files; a quarter of all files may belong to peers that were not admitted
+_WAITING_SHARE = 2  # half of the machine's memory may be bytes of peers in ZeroMQ's queues
 _FAILED_HANDSHAKES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _LOSSES = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _FAILED_HANDSHAKES
+_NAME_BYTES = 5  # of the names that ZeroMQ gives to connections, which begin with 0
 _OTHER_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
 
 
@@ -168,16 +178,18 @@ def open_link(
 
 class _ConnectionEvent(NamedTuple):
     """An event of a connection: `value` is its descriptor or, if its handshake has failed, the reason. `address` is
-    that of the other end of a new connection."""
+    that of the other end of a new connection. `is_refused`: ZeroMQ ended the connection because of its bytes."""
 
     kind: int
     value: int
-    address: str
+    address: str = ""
+    is_refused: bool = False
 
 
 class Router:
     """A dispatcher's end of all connections. A peer is named by its connection, and the name is never used again.
     Where too many connections were not admitted, the oldest are closed, so that they do not use up all descriptors.
+    Where more than `max_waiting` bytes wait in ZeroMQ's queues, the peer with the most of them is disconnected.
     `endpoint` has the port that the system chose if 0 was asked for. Without `keys` nothing is encrypted."""
 
     def __init__(
@@ -187,6 +199,7 @@ class Router:
         milliseconds: int,
         silence: float,
         refusals: Refusals | None = None,
+        max_waiting: int = 0,
     ) -> None:
         raise_open_files_limit()
         self.refusals = refusals or Refusals()
@@ -205,6 +218,9 @@ class Router:
             zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _FAILED_HANDSHAKES
         )
         self._monitoring = threading.Lock()  # the authenticator's thread reads the monitor too
+        self._watch = TcpWatch()
+        self._wire_bytes = WireBytes(is_encrypted=keys is not None)
+        self._max_waiting = max_waiting or memory_of_machine() // _WAITING_SHARE
         self._events: deque[_ConnectionEvent] = deque()
         self._authenticator: Authenticator | None = None
         if keys is not None:
@@ -224,6 +240,7 @@ class Router:
         self._keys_of: dict[bytes, str] = {}  # the names of the keys of peers
         self._problem: str | None = None  # of the handshake that has just failed
         self._lost: list[bytes] = []
+        self._dropped: set[bytes] = set()  # peers whose connections were closed for their bytes, and have not ended yet
 
     def receive(self, *, waits: bool = True) -> tuple[bytes, list[bytes]] | None:
         """A message, with the name of the peer that sent it."""
@@ -233,11 +250,22 @@ class Router:
         frames, sender = message
         name = frames.pop(0)
         if sender is not None:
+            if len(name) != _NAME_BYTES or name[0]:
+                self._refuse_name(sender.descriptor)
+                return None
             self._notice_losses()  # first, because the descriptor may have belonged to another connection
             self._peers[name] = sender.descriptor
             self._names[sender.descriptor] = name
             self._keys_of[name] = sender.key
+        self._wire_bytes.note_received(name, frames)
         return name, frames
+
+    def _refuse_name(self, descriptor: int) -> None:
+        """A peer has chosen its own name, which may have been that of another."""
+        self._read_events()
+        peer = peer_address(descriptor) or "a connection"
+        self.refusals.note("name", peer, f"{peer}: it has given its connection a name")
+        shut_down(descriptor)
 
     def has_message(self) -> bool:
         return has_message(self._socket)
@@ -246,6 +274,7 @@ class Router:
         """Send a message. A lost peer gets nothing, and a peer whose queue is full is given up."""
         try:
             send(self._socket, [name, *frames])
+            self._wire_bytes.note_sent(name, frames)
         except zmq.Again:
             self._lost.append(name)
         except zmq.ZMQError as error:
@@ -268,8 +297,24 @@ class Router:
     def take_lost(self) -> list[bytes]:
         """The names of peers whose connections were lost since the last call."""
         self._notice_losses()
+        self._limit_waiting()
         lost, self._lost = self._lost, []
         return lost
+
+    def _limit_waiting(self) -> None:
+        """Close the connection with the most bytes in ZeroMQ's queues, if all of them are too many: bytes that have
+        arrived and are no whole message yet, or have not been read, and bytes that the peer does not take."""
+        with self._monitoring:
+            carried = [(self._watch.carried(descriptor), name) for descriptor, name in self._names.items()]
+        carried = [(each, name) for each, name in carried if name not in self._dropped]
+        waiting = [(self._wire_bytes.waiting(name, each), name) for each, name in carried if each is not None]
+        if sum([nbytes for nbytes, _ in waiting]) > self._max_waiting:
+            nbytes, name = max(waiting)
+            peer = self.address_of(name) or "a connection"
+            text = f"{peer}: {nbytes} bytes from it and for it wait, and all queues may hold {self._max_waiting}"
+            self.refusals.note("limit", peer, text)
+            self._dropped.add(name)
+            self.drop(name)
 
     def address_of(self, name: bytes) -> str:
         """The address of a peer, for people; "" if it is not known."""
@@ -279,14 +324,24 @@ class Router:
         """The name of the key of a peer; "" without encryption."""
         return self._keys_of.get(name, "")
 
+    def silence_of(self, name: bytes) -> float | None:
+        """The seconds since bytes came from a peer, answers to heartbeats among them; None if that is not
+        known."""
+        return seconds_of_silence(self._peers.get(name, -1))
+
     def _read_events(self) -> None:
         """Take the events of connections, and the addresses of new ones before they can be closed."""
         with self._monitoring, contextlib.suppress(zmq.Again):
             while True:
                 event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
                 kind, value = int(event["event"]), int(event["value"])
-                address = peer_address(value) if kind == zmq.EVENT_ACCEPTED else ""
-                self._events.append(_ConnectionEvent(kind, value, address))
+                if kind == zmq.EVENT_ACCEPTED:
+                    self._watch.add(value)
+                    self._events.append(_ConnectionEvent(kind, value, peer_address(value)))
+                elif kind == zmq.EVENT_DISCONNECTED:
+                    self._events.append(_ConnectionEvent(kind, value, is_refused=self._watch.end(value)))
+                else:
+                    self._events.append(_ConnectionEvent(kind, value))
 
     def _notice_losses(self) -> None:
         self._read_events()
@@ -305,19 +360,23 @@ class Router:
             no_peer = "it does not encrypt as this server does, or is no peer of GT"
             self._problem = "it has the key of another server" if event.value == _OTHER_KEY else no_peer
         elif event.kind == zmq.EVENT_DISCONNECTED:
-            self._note_end(event.value)
+            self._note_end(event)
 
-    def _note_end(self, descriptor: int) -> None:
-        address = self._addresses.pop(descriptor, "")
+    def _note_end(self, event: _ConnectionEvent) -> None:
+        descriptor = event.value
+        peer = self._addresses.pop(descriptor, "") or "a connection"
         problem, self._problem = self._problem, None
         if problem is not None:
-            peer = address or "a connection"
             self.refusals.note("handshake", peer, f"{peer}: {problem}")
+        elif event.is_refused:
+            self.refusals.note("frame", peer, f"{peer}: it sent a frame over the limit, or bytes that are no frame")
         self._unknown.pop(descriptor, None)
         name = self._names.pop(descriptor, None)
         if name is not None:
             del self._peers[name]
             del self._keys_of[name]
+            self._wire_bytes.forget(name)
+            self._dropped.discard(name)
             self._lost.append(name)
 
     def close(self) -> None:
@@ -327,3 +386,4 @@ class Router:
         self._monitor.close(linger=0)
         self._socket.close()
         self._context.term()
+        self._watch.close()

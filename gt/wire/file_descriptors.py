@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import socket
+import struct
+
+_TCP_INFO = getattr(socket, "TCP_INFO", 11)
+_LAST_RECEIVED = struct.Struct("=52xI")  # of Linux's `struct tcp_info`, in milliseconds
 
 
 def raise_open_files_limit() -> None:
@@ -32,16 +37,44 @@ def shut_down(descriptor: int) -> None:
             connection.detach()
 
 
+def shut_down_connections(address: str, port: int) -> None:
+    """End the connections of this process to a port, whoever owns them, so that waits for the other end fail."""
+    with contextlib.suppress(OSError):  # this system does not list descriptors
+        for name in os.listdir("/proc/self/fd"):
+            if _other_end(int(name)) == (address, port):
+                shut_down(int(name))
+
+
 def peer_address(descriptor: int) -> str:
     """The IP address of the other end of a connection; "" if it has ended, or has none."""
+    return _other_end(descriptor)[0]
+
+
+def seconds_of_silence(descriptor: int) -> float | None:
+    """The time since the last bytes came over a TCP connection; None if that is not known."""
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:
-        return ""
+        return None
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _LAST_RECEIVED.size)
+        return float(_LAST_RECEIVED.unpack(info)[0]) / 1000
+    except (OSError, struct.error):
+        return None
+    finally:
+        connection.detach()
+
+
+def _other_end(descriptor: int) -> tuple[str, int]:
+    """The address and the port of the other end of a connection. One of IPv4 may be written as one of IPv6."""
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:
+        return "", 0
     try:
         name = connection.getpeername()
     except OSError:
-        return ""
+        return "", 0
     finally:
         connection.detach()
-    return str(name[0]) if isinstance(name, tuple) else ""
+    return (str(name[0]).removeprefix("::ffff:"), int(name[1])) if isinstance(name, tuple) else ("", 0)

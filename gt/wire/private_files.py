@@ -1,4 +1,8 @@
-"""Files that only their user can read and write: keys."""
+"""Files that only their user can read and write: keys.
+
+Keys may also be in a secret that an orchestrator such as Kubernetes has mounted: files of root in a file system that is
+mounted read-only, which root lets a group of this process read. There, names are links, which nobody can change.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +47,7 @@ def write_new_private(path: Path, record: msgspec.Struct) -> None:
 def read_private(path: Path, kind: type[_Record]) -> _Record | None:
     """The record in a file; None if there is no such file. Raises SettingsError if others can read or write it."""
     try:
+        path = follow_mounted(path)
         require_private(path.parent, path.parent.lstat())
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
@@ -60,9 +65,37 @@ def read_private(path: Path, kind: type[_Record]) -> _Record | None:
 def require_private(path: Path, status: os.stat_result) -> None:
     """Raise SettingsError for a file that other users can read, which lets them join, or write, which lets them pose as
     the server."""
-    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+    is_own = status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
+    if not is_own and not _is_mounted_secret(path, status):
         raise SettingsError(
             f"{path} belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}, but keys must be out "
             f"of reach of others; make it yours with mode 700 for directories and 600 for files, or set GT_KEYS to "
             f"another directory"
         )
+
+
+def follow_mounted(path: Path) -> Path:
+    """The path of the same file without links, if root has made its directory and nobody can write there; links of
+    other directories are not followed."""
+    try:
+        found = path.parent.lstat()
+        is_fixed = stat.S_ISDIR(found.st_mode) and found.st_uid == 0 and is_read_only(path.parent)
+    except OSError:
+        return path
+    return Path(os.path.realpath(path)) if is_fixed else path
+
+
+def is_read_only(path: Path) -> bool:
+    """Whether a file is in a file system that is mounted read-only: also its owner cannot change it."""
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+def _is_mounted_secret(path: Path, status: os.stat_result) -> bool:
+    """Whether root, who has mounted a file, has given it to a group of this process, and to nobody else. The names in a
+    directory are no secret, and cannot be changed."""
+    if status.st_uid != 0 or not is_read_only(path):
+        return False
+    if stat.S_ISDIR(status.st_mode):
+        return True
+    is_of_group = status.st_gid in (os.getegid(), *os.getgroups())
+    return stat.S_ISREG(status.st_mode) and is_of_group and not stat.S_IMODE(status.st_mode) & 0o037

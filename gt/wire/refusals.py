@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, OrderedDict
-from typing import Literal, TypeAlias
+
+from gt.core.refusal_kinds import RefusalKind
 
 log = logging.getLogger("gt.dispatcher")
-Kind: TypeAlias = Literal["key", "handshake", "message"]
-"""A key that is not let in; a handshake that failed (a peer without encryption, or with another server's key, or one
-that is no peer at all); a message that is malformed, unknown or not allowed."""
-
 _REMEMBERED = 1024  # peers; of an older one, the next refusal is logged again
+MAX_REASON = 1000  # characters of a reason that are logged and sent: the peer may have chosen them
 
 
 class Refusals:
@@ -20,10 +18,10 @@ class Refusals:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._logged: OrderedDict[tuple[Kind, str], None] = OrderedDict()
+        self._logged: OrderedDict[tuple[RefusalKind, str], None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def note(self, kind: Kind, peer: str, reason: str) -> None:
+    def note(self, kind: RefusalKind, peer: str, reason: str) -> None:
         """`peer` is the address or connection that was refused."""
         with self._lock:
             self.counts[kind] += 1
@@ -33,9 +31,13 @@ class Refusals:
             if len(self._logged) > _REMEMBERED:
                 self._logged.popitem(last=False)
         if is_new:
-            log.warning("refused %s", reason)
+            log.warning("refused %s", shorten(reason))
 
     def read(self) -> dict[str, int]:
         """The counts so far, by kind."""
         with self._lock:
             return dict(self.counts)
+
+
+def shorten(reason: str) -> str:
+    return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}..."

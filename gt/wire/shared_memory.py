@@ -111,7 +111,7 @@ def _map(name: str) -> memoryview:
     try:
         status = os.fstat(descriptor)
         if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
-            raise ProtocolError(f"shared buffer {name} is not a file of this user")
+            raise ProtocolError(f"shared buffer {name} is not a file of this user", "foreign")
         _reserve(descriptor, status.st_size)
         return memoryview(mmap.mmap(descriptor, status.st_size))
     except (OSError, ValueError) as error:  # too many mappings; or an empty file, which cannot be mapped
@@ -122,9 +122,14 @@ def _map(name: str) -> memoryview:
 
 def path_of(name: str) -> Path:
     """The file of a shared buffer. Raises ProtocolError for a name that is not one."""
-    if not _NAME.fullmatch(name):
-        raise ProtocolError(f"{name!r} is not the name of a shared buffer")
+    require_name(name)
     return _DIRECTORY / name
+
+
+def require_name(name: str) -> None:
+    """Raises ProtocolError for a path, and for any other name that is not one of a shared buffer."""
+    if not _NAME.fullmatch(name):
+        raise ProtocolError(f"{name!r} is not the name of a shared buffer", "name")
 
 
 class AttachedBuffers:

@@ -7,8 +7,10 @@ not all written, and lines are dropped if nobody reads stderr.
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
+import re
 import select
 import stat
 from typing import TextIO
@@ -31,6 +33,8 @@ VISIBLE_LOGGERS = (
 
 MAX_REPEATS = 20  # warnings of one kind that are written
 REPEAT_SECONDS = 10.0  # in this time
+MAX_KINDS = 1024  # of warnings that are counted apart
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # without tabs and ends of lines
 
 
 class _RepeatedWarning:
@@ -54,7 +58,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._report_repeats(record.created - REPEAT_SECONDS)
-            text = self.format(record)
+            text = self.format(_printable(record))
             if record.levelno < logging.WARNING or self._is_shown(record, text):
                 self._write(text)
         except Exception:
@@ -63,7 +67,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
     def _is_shown(self, record: logging.LogRecord, text: str) -> bool:
         """Whether a warning is one of the first with its template."""
         template = str(record.msg)
-        key = (record.name, text if template == "%s" else template)
+        key = (record.name, text if template == "%s" and len(self._warnings) < MAX_KINDS else template)
         warning = self._warnings.setdefault(key, _RepeatedWarning(record.created))
         warning.count += 1
         warning.last = text
@@ -137,6 +141,19 @@ class StderrHandler(logging.StreamHandler[TextIO]):
             except OSError:  # the reader has closed its end
                 return True
         return written > 0
+
+
+def _printable(record: logging.LogRecord) -> logging.LogRecord:
+    """A record whose values cannot move the cursor, nor pass for a line of their own: peers choose some of them."""
+    if record.levelno < logging.WARNING or not isinstance(record.args, tuple):
+        return record
+    shown = copy.copy(record)
+    shown.args = tuple([_escape(value) if isinstance(value, str) else value for value in record.args])
+    return shown
+
+
+def _escape(text: str) -> str:
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text).replace("\n", "\n  ")
 
 
 def configure_logging(settings: Settings) -> None:

@@ -16,7 +16,9 @@ from gt.wire.addresses import NotResolved, interface_address, is_loopback, resol
 from gt.wire.lifeline import clear_up, end_with_parent
 from gt.wire.stderr_logging import configure_logging
 from gt.worker.process import WorkerProcess
+from gt.worker.slurm_tasks import read_tasks, share_cpus
 from gt.worker.termination import end_on_sigterm
+from gt.worker.torchrun import JoinTurn, choose_device, choose_threads, read_ranks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,20 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_logging(settings)
     if options.lifeline is not None:
         end_with_parent(lambda: clear_up(options.lifeline))
-    compiling = options.lifeline / "compile" if options.lifeline is not None else None
     try:
-        endpoint = options.connect or _find_endpoint(options, settings)
-        note_joined = _announce(endpoint, is_json=options.json) if not options.connect else lambda worker, device: None
-        worker = WorkerProcess(
-            endpoint,
-            options.backend,
-            options.device,
-            options.threads,
-            settings,
-            compiling,
-            note_joined,
-            options.memory,
-        )
+        worker = _make_worker(options, settings)
         end_on_sigterm(worker.stop)
         worker.run()
     except KeyboardInterrupt:
@@ -83,6 +73,31 @@ def _bytes(text: str) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _make_worker(options: argparse.Namespace, settings: Settings) -> WorkerProcess:
+    """A worker as the command line says and, if torchrun or srun has started it, as their numbers say."""
+    device, threads, memory = options.device, options.threads, options.memory
+    compiling = options.lifeline / "compile" if options.lifeline is not None else None
+    if options.connect:  # one of a program of this machine
+        return WorkerProcess(options.connect, options.backend, device, threads, settings, compiling, memory=memory)
+    endpoint = _find_endpoint(options, settings)
+    announce = _announce(endpoint, is_json=options.json)
+    ranks = read_ranks()
+    if ranks is None and (tasks := read_tasks()) is not None:
+        device, threads = device or choose_device(tasks, options.backend), threads or share_cpus(tasks)
+    if ranks is None:
+        return WorkerProcess(endpoint, options.backend, device, threads, settings, compiling, announce, memory=memory)
+    device, threads = device or choose_device(ranks, options.backend), threads or choose_threads(ranks)
+    turn = JoinTurn(ranks)
+
+    def note_joined(worker: int, device: str) -> None:
+        announce(worker, device)
+        turn.pass_on()
+
+    return WorkerProcess(
+        endpoint, options.backend, device, threads, settings, compiling, note_joined, turn.wait, memory
+    )
 
 
 def _find_endpoint(options: argparse.Namespace, settings: Settings) -> str:

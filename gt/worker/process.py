@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, MutableSequence, Sequence
@@ -36,6 +37,7 @@ from gt.wire.codec import Buffer, Decoder, Frame, encode, encode_batches, join
 from gt.wire.connections import Link, NoConnection, open_link
 from gt.wire.process_identity import host_name, is_running, start_mark, this_host
 from gt.wire.server_keys import keys_directory
+from gt.worker.activity_reports import ActivityReports
 from gt.worker.compilation.private_directory import shared_directory
 from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.engines import make_engine
@@ -58,9 +60,10 @@ class _Refusal(ConnectionLost):
 
 
 class WorkerProcess:
-    """The connection to the server, and the engine. Everything else is made anew each time the worker joins, after
-    which `note_joined` is called with its id and device. `memory` are the bytes of tensors that it may hold (0: as many
-    as its device has memory for)."""
+    """The connection to the server, and the engine. Everything else is made anew each time the worker joins. Before
+    that, `await_turn` is called with a function that tells whether the worker is to end; after it, `note_joined` with
+    the worker's id and device. `memory` are the bytes of tensors that it may hold (0: as many as its device has memory
+    for)."""
 
     def __init__(
         self,
@@ -71,10 +74,12 @@ class WorkerProcess:
         settings: Settings | None = None,
         compile_directory: Path | None = None,
         note_joined: Callable[[int, str], None] = lambda worker, device: None,
+        await_turn: Callable[[Callable[[], bool]], None] = lambda is_stopping: None,
         memory: int = 0,
     ) -> None:
         self._memory = memory
         settings = settings or Settings()
+        self._await_turn = await_turn
         self._note_joined = note_joined
         self._shares_memory = settings.shares_memory
         self._transport = settings.transport
@@ -90,6 +95,8 @@ class WorkerProcess:
         self._interrupt[1].setblocking(False)
         self._endpoint = endpoint
         self._link: Link | None = None
+        self._using_link = threading.Lock()  # held by the thread that uses it
+        self._activity: ActivityReports | None = None
         self._exchange: Exchange | None = None
         self._ahead: deque[list[bytes]] = deque()  # batches that were received while an exchange waited
         self._refused_ahead = ""  # the reason of a refusal among them
@@ -110,6 +117,7 @@ class WorkerProcess:
                 self._run_once()
         except ServerLost:
             time.sleep(_SIGNAL_SECONDS)
+            self._note_last_messages()  # the end of the process may be noticed before the server's last message
             if not self._stopping:  # a worker and its server are often told to end together
                 raise
         finally:
@@ -161,7 +169,7 @@ class WorkerProcess:
         while time.monotonic() < end:
             if self._stopping and end == float("inf"):
                 end = time.monotonic() + _DRAINING_SECONDS
-            frames = self._ahead.popleft() if self._ahead else self._link.receive(waits=not self._stopping)
+            frames = self._ahead.popleft() if self._ahead else self._receive()
             if frames is not None:
                 self._run_batch(executor, frames)
             elif self._stopping:
@@ -171,11 +179,26 @@ class WorkerProcess:
             else:
                 self._check_server()
 
+    def _receive(self) -> list[bytes] | None:
+        """Wait for a batch."""
+        assert self._link is not None
+        with self._using_link:
+            if self._activity is None:
+                return self._link.receive(waits=not self._stopping)
+            self._activity.report_if_due()
+            frames = self._link.receive(waits=not self._stopping)
+            if frames is None:
+                self._activity.report()
+        return frames
+
     def _look_ahead(self) -> None:
         """Called while an exchange waits for its members. Receives the batches that follow, which run later, and tells
         the exchange of the workers that were lost. Raises if this worker has no reason to wait."""
         assert self._link is not None
-        while (frames := self._link.receive(waits=False)) is not None:
+        with self._using_link:
+            received = list(iter(lambda: self._link.receive(waits=False), None))  # type: ignore[union-attr]
+            is_lost = self._link.is_lost()
+        for frames in received:
             self._ahead.append(frames)
             with contextlib.suppress(ProtocolError):  # raised again when the batch runs
                 self._note_ahead(self._commands.decode(frames)[0])
@@ -183,7 +206,7 @@ class WorkerProcess:
             raise ConnectionLost("this worker was told to end")
         if self._refused_ahead:
             raise ConnectionLost(f"the server has refused a message: {self._refused_ahead}")
-        if self._link.is_lost():
+        if is_lost:
             raise ConnectionLost("the connection to the server was lost")
         self._check_server()
 
@@ -206,8 +229,9 @@ class WorkerProcess:
 
     def _send(self, reports: Sequence[Report], payloads: Sequence[Sequence[Frame]] = ()) -> None:
         assert self._link is not None
-        for frames in encode_batches(reports, payloads):
-            self._link.send(frames)
+        with self._using_link:
+            for frames in encode_batches(reports, payloads):
+                self._link.send(frames)
 
     def stop(self) -> None:
         """End the loop after the present batch; safe to call from a signal handler."""
@@ -234,6 +258,7 @@ class WorkerProcess:
                 self._check_server()  # the one that this worker had joined may have ended meanwhile
                 time.sleep(_RETRY_SECONDS)
                 continue
+            self._await_turn(lambda: self._stopping)
             executor = self._greet(self._link)
             if executor is not None:
                 return executor
@@ -269,6 +294,9 @@ class WorkerProcess:
         self._exchange = ProcessExchange(answer.ident, self._engine.device, self._look_ahead, self._transport, address)
         self._ahead.clear()
         self._refused_ahead = ""
+        if answer.host != this_host():
+            shared_memory.sweep(os.getpid())  # nobody there can open it: it would be left if this process is killed
+            self._activity = ActivityReports(progress, self._using_link, lambda activity: link.send(encode([activity])))
         return Executor(
             answer.ident,
             self._engine,
@@ -345,6 +373,9 @@ class WorkerProcess:
             end.close()
 
     def _close_link(self) -> None:
+        if self._activity is not None:
+            self._activity.close()
+            self._activity = None
         if self._link is not None:
             self._link.close()
         shared_memory.sweep(os.getpid())

@@ -85,7 +85,8 @@ def _check(names: list[str], formats: list[str], dtypes: list[torch.dtype], coun
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("names", _CHUNKS, ids=lambda names: f"{names[0]}..{names[-1]}")
 def test_rules_give_what_torch_gives(names):
-    checker = _check(names, ["", "permuted"], [torch.float32], 1)
+    """Of permuted inputs. The conformance run checks every result of contiguous ones (GT_CHECK_GEOMETRY)."""
+    checker = _check(names, ["permuted"], [torch.float32], 1)
     assert not checker.wrong, "\n".join(checker.wrong[:20])
 
 

@@ -26,6 +26,7 @@ def test_without_variables_settings_are_the_defaults():
     [
         ("GT_WORKERS", "4", "workers", 4),
         ("GT_SERVER", "localhost:12345", "server", "localhost:12345"),
+        ("GT_MIN_WORKERS", "4", "min_workers", 4),
         ("GT_BACKEND", "numpy", "backend", "numpy"),
         ("GT_INSTRUCTION_LOG", "/tmp/log", "instruction_log", "/tmp/log"),
         ("GT_INSTRUCTION_LOG_FORMAT", "jsonl", "instruction_log_format", "jsonl"),

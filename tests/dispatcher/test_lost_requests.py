@@ -9,6 +9,7 @@ from gt.core.messages import (
     FetchTensor,
     LocateTensor,
     Lost,
+    LostLine,
     OpFailed,
     Queried,
     ReadTraffic,
@@ -132,7 +133,10 @@ def test_an_exchange_that_fails_before_the_loss_is_known_is_the_loss():
     assert harness.report(0, OpFailed(1, FAILED_EXCHANGE)) == [] == harness.report(0, Failed(REQUEST, FAILED_EXCHANGE))
     assert harness.dispatcher.note_process_check() == []
     lost = Lost(REQUEST, 1, 1001, "was killed", "aten.mm", 7)
-    assert answers(harness.lose(1)) == [lost, Lost(0, 1, 1001, "was killed", "aten.mm")]
+    assert answers(harness.lose(1)) == [
+        lost,
+        Lost(0, 1, 1001, "was killed", "aten.mm", lines=(LostLine(0, 1, 16, ("float32[4]",)),)),
+    ]
     harness.tell(FetchTensor(REQUEST2, A))
     assert answers(harness.report(0, Failed(REQUEST2, FAILED_EXCHANGE))) == [
         msgspec.structs.replace(lost, request=REQUEST2)

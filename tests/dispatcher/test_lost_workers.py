@@ -13,6 +13,7 @@ from gt.core.messages import (
     FreeTensors,
     Goodbye,
     Lost,
+    LostLine,
     Rejected,
     RunOp,
     Synchronize,
@@ -55,8 +56,9 @@ def test_the_loss_of_a_worker_is_told_to_every_session():
     harness = harness_with(2)
     harness.open()
     news = Lost(0, 1, 1001, "was killed", "aten.mm (train.py:3)")
+    own = msgspec.structs.replace(news, lines=(LostLine(0, 1, 16, ("float32[4]",)),))
     sent = harness.lose(1, "was killed", "aten.mm (train.py:3)")
-    assert [out for out in sent if isinstance(out, ToClient)] == [ToClient(1, news), ToClient(2, news)]
+    assert [out for out in sent if isinstance(out, ToClient)] == [ToClient(1, own), ToClient(2, news)]
 
 
 def test_the_loss_of_a_worker_is_told_to_every_other_worker():

@@ -137,6 +137,21 @@ def test_the_number_of_omitted_lines_is_logged_at_the_end():
     assert len(handler.lines) == 2 * MAX_REPEATS + 3 + 1
 
 
+def test_values_of_peers_do_not_move_the_cursor_nor_pass_for_lines():
+    handler = Heard()
+    handler.emit(record("refused %s (%d)", "\x1b[2J\x07\nworker 7 has left\u2028", 3))
+    assert handler.lines == ["refused \\x1b[2J\\x07", "  worker 7 has left\\u2028 (3)"]
+    handler.close()
+
+
+def test_kinds_of_warnings_are_limited():
+    handler = Heard()
+    for number in range(5000):
+        handler.emit(record("%s", f"refused {number}"))
+    assert len(handler._warnings) <= 1025
+    handler.close()
+
+
 def test_debug_output_is_not_counted():
     handler = Heard()
     for number in range(100):
@@ -242,6 +257,16 @@ def test_sent_bytes_count_until_they_are_taken(monkeypatch):
         session.require_taken()
     with pytest.raises(ProtocolError, match="cannot be taken"):
         session.note_taken(202)
+
+
+def test_a_read_cannot_be_taken_before_it_is_answered():
+    session = Backpressure()
+    session.begin(own(2), 1 << 20)
+    with pytest.raises(ProtocolError, match="before it is answered"):
+        session.acknowledge(own(2))
+    session.note_read(TensorRead(own(2), (ByteRange("", 1 << 20),)))
+    session.acknowledge(own(2))
+    session.acknowledge(own(2))
 
 
 def test_a_small_read_counts_from_its_beginning(monkeypatch):

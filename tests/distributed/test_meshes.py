@@ -78,3 +78,16 @@ def test_the_topology_of_a_tensor():
     topology = gt.distribute(torch.ones(4, 4), mesh, "dp, - + tp").topology
     assert topology.mesh is mesh and topology.placements == (gt.Shard(0), gt.Partial())
     assert topology.coordinates == {3: (0, 0), 2: (0, 1), 1: (1, 0), 0: (1, 1)}
+
+
+def test_explain_tells_the_bytes_between_hosts():
+    gt.shutdown()
+    gt.init(workers=4, mode="virtual", hosts=["a", "b", "a", "b"])
+    mesh = gt.mesh((2, 2), ("dp", "tp"))
+    x = gt.distribute(torch.ones(8, 8), mesh, "dp, tp")
+    within = gt.distributed.explain(x, gt.distribute(torch.ones(8, 8), mesh, "tp, -"), out="dp, tp")
+    between = gt.distributed.explain(x, gt.distribute(torch.ones(8, 8), mesh, "tp, -"), out="-, tp")
+    assert within.host_bytes == 0 < within.bytes
+    assert 0 < between.host_bytes <= between.bytes
+    assert f"{between.host_bytes:,} of them between hosts" in str(between)
+    gt.shutdown()

@@ -26,9 +26,9 @@ from tests.auto_shard_models import gt_step, handwritten, plain_model, training_
 SLOW_LINKS = gt.Calibration(flops=1e9, memory_bandwidth=1e9, op_seconds=1e-6, message_seconds=1e-6, link_bandwidth=1e8)
 
 
-def start(workers=4, mode="shapes"):
+def start(workers=4, mode="shapes", hosts=()):
     gt.shutdown()
-    gt.init(workers=workers, mode=mode)
+    gt.init(workers=workers, mode=mode, hosts=hosts)
 
 
 @pytest.fixture(autouse=True)
@@ -307,13 +307,56 @@ def test_a_mesh_that_cannot_be_is_refused_on_the_users_line(mesh, reason):
 def test_meshes_are_compared_if_none_is_given():
     plan = plan_of(mesh=None)
     assert {candidate.mesh.shape for candidate in plan.candidates} == {(1, 4), (2, 2)}
-    assert [mesh.shape for mesh in candidate_meshes(range(8))] == [(1, 8), (2, 4)]
+    assert [mesh.shape for mesh in candidate_meshes(dict.fromkeys(range(8), "here"))] == [(1, 8), (2, 4)]
 
 
 def test_grids_with_exchanged_axes_are_compared_too_if_the_axes_differ():
     both = [(1, 4), (2, 2), (4, 1)]
     plan = plan_of(mesh=None, machine=gt.Calibration(axes={"dp": (1e-3, 1e8)}))
     assert sorted({candidate.mesh.shape for candidate in plan.candidates}) == both
+
+
+def test_with_a_slow_link_between_hosts_tensor_parallel_is_within_and_data_parallel_between_them():
+    start(hosts=["a", "b", "a", "b"])
+    model = gt.to(torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    machine = gt.Calibration(flops=5e9, link_bandwidth=10e9, host_bandwidth=2e7)
+    x = torch.ones(8192, 512)  # activations are larger than weights
+    plan = gt.auto_shard(step, x, machine=machine)
+    assert plan.mesh is gt.mesh((2, 2), ("dp", "tp")) and not plan.mesh.crosses_hosts("tp")
+    assert plan.config.inputs == (("dp",), "...")
+    assert plan.config.spec_for("0.weight").dims == (("tp",), ())
+    assert plan.config.spec_for("2.weight").dims == ((), ("tp",))
+    assert plan.config.workers is None  # another run, in which workers join in another order, has its own
+    assert "workers:" not in plan.to_yaml() and "between hosts 0.02 GB/s" in str(plan)
+    across = plan._search.evaluate(gt.mesh((2, 2), ("dp", "tp"), range(4)), plan.config, "across hosts")
+    assert across.cost.seconds > plan.cost and across.cost.nbytes == plan.bytes
+    named = gt.auto_shard(step, x, mesh=gt.mesh(4, ("w",), [3, 2, 1, 0]), method="fast", seconds=1.0)
+    assert named.config.workers == (3, 2, 1, 0)
+
+
+@pytest.mark.parametrize(("hosts", "shapes"), [("aaaa", [(1, 4), (2, 2)]), ("aabb", [(1, 4), (2, 2)])])
+def test_grids_of_several_hosts(hosts, shapes):
+    assert [mesh.shape for mesh in candidate_meshes(dict(enumerate(hosts)))] == shapes
+
+
+def test_grids_with_exchanged_axes_differ_on_several_hosts():
+    shapes = [mesh.shape for mesh in candidate_meshes(dict(enumerate("aaaabbbb")))]
+    assert shapes == [(1, 8), (2, 4), (4, 2)]
+
+
+def test_two_kinds_of_links_are_measured(tmp_path):
+    start(mode="virtual", hosts=["a", "b", "a", "b"])
+    measured = gt.calibrate(tmp_path / "speeds.json")
+    assert measured.source == "measured on 4 workers of 2 hosts (cpu)"
+    assert measured.host_bandwidth != gt.Calibration().host_bandwidth
+    assert measured.link_bandwidth != gt.Calibration().link_bandwidth
 
 
 # Using

@@ -10,14 +10,14 @@ from gt.monitor.top_view import draw
 SECOND = 1_000_000_000
 
 
-def shown(width, height=None, workers=2, **state):
+def shown(width, height=None, workers=2, refused=None, **state):
     """The lines of a screen of two looks, a second apart."""
     meter = ActivityMeter()
     for at in (1, 2):
         each = {"state": "running", "op": "aten.mm.default", "site": "/home/me/project/train.py:12", "ops": 500 * at}
         states = [WorkerState(n, "here", 8, "cpu", 10**10, **{**each, **state}) for n in range(workers)]
         sessions = (SessionState(1, "here", 7, 3, 4096, 0, 1),)
-        activity = meter.add(ProgramStatus(at * SECOND, 7, tuple(states), sessions))
+        activity = meter.add(ProgramStatus(at * SECOND, 7, tuple(states), sessions, refused or {}))
     console = Console(width=width, height=height or 100, no_color=True)
     with console.capture() as capture:
         console.print(draw(activity, "python train.py", width=width, height=height))
@@ -45,3 +45,9 @@ def test_a_screen_has_room_for_some_of_many_workers(height):
 def test_names_of_the_program_are_no_markup():
     text = "\n".join(shown(200, op="my.[bold]op[/]", site="[red].py:1", waits_for=(1,), state="exchanging"))
     assert "my.[bold]op[/]" in text and "[red].py:1" in text and "waits for 1" in text
+
+
+def test_refusals_of_a_server_have_a_line():
+    lines = shown(80, 30, workers=200, refused={"key": 3, "frame": 1200})
+    assert "refused  frame 1,200  key 3" in lines and len(lines) <= 30
+    assert not any("refused" in line for line in shown(80))

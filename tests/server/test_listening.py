@@ -32,6 +32,14 @@ def test_a_server_that_others_reach_has_the_key_of_its_directory_and_says_who_ma
         choose_listening("0.0.0.0", 1234, 0, str(directory))
 
 
+def test_a_server_of_one_machine_lets_in_client_keys_if_it_has_a_key(directory):
+    """They come by a tunnel, or from a process of the machine with keys of its own."""
+    key = make_server_key(directory)
+    chosen = choose_listening("localhost", 1234, 0, str(directory))
+    assert chosen.keys.secret == key.secret and chosen.keys.directory == directory
+    assert chosen.describe(1234).endswith("python -m gt.worker -p 1234")
+
+
 def test_insecure_warns_and_is_said_twice_at_a_public_address(directory, monkeypatch):
     monkeypatch.setattr(listening, "public_addresses", lambda address: ["8.8.8.8"])
     with pytest.raises(SettingsError, match=r"refused at 8.8.8.8, which the whole internet may reach"):

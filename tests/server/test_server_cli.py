@@ -226,6 +226,17 @@ def test_a_server_without_workers_says_so(monkeypatch):
             gt.connect(f"localhost:{port}")
 
 
+def test_a_program_waits_for_the_workers_of_the_environment(monkeypatch):
+    """So that a launcher can tell it: the program itself is the same everywhere."""
+    with serving() as port:
+        for name, value in {"GT_TIMEOUT": "2", "GT_SERVER": f"localhost:{port}", "GT_MIN_WORKERS": "7"}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(gt.ServerLost, match="0 of 7 workers have joined"):
+            gt.init()
+        with pytest.raises(gt.ServerLost, match="0 of 5 workers have joined"):
+            gt.init(min_workers=5)
+
+
 @pytest.fixture
 def pair():
     """A session at a server with one worker, which a test may kill."""

@@ -217,3 +217,39 @@ def test_two_hundred_workers():
     mesh = mesh_of(10, 20)
     for source, target in [("x, y", "y, x"), ("x, - + y", "y, -"), ("-, - + x y", "-, -"), ("x y, -", "-, - + y")]:
         check((37, 53), parse_spec(source, mesh), parse_spec(target, mesh))
+
+
+# Several hosts
+
+REDUCED = [
+    ("-, - + dp tp", "-, -", ["reduce-scatter tp", "all-reduce dp", "all-gather tp"]),
+    ("-, - + dp", "-, -", ["slice tp", "all-reduce dp", "all-gather tp"]),
+    ("-, - + tp", "-, -", ["all-reduce tp"]),
+    ("tp, - + dp", "tp, -", ["all-reduce dp"]),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "steps"), REDUCED)
+def test_workers_of_a_host_divide_a_reduction_between_hosts(source, target, steps):
+    mesh = DeviceMesh((2, 2), ("dp", "tp"), hosts="aabb")
+    plan = plan_reshard((128, 256), ITEMSIZE, parse_spec(source, mesh), parse_spec(target, mesh))
+    assert [f"{step.kind} {' '.join(step.axes)}" for step in plan.steps] == steps
+    one = DeviceMesh((2, 2), ("dp", "tp"))
+    alone = plan_reshard((128, 256), ITEMSIZE, parse_spec(source, one), parse_spec(target, one))
+    assert plan.bytes == alone.bytes and len(alone.steps) == 1
+
+
+def test_a_small_reduction_between_hosts_is_one_step():
+    mesh = DeviceMesh((2, 2), ("dp", "tp"), hosts="aabb")
+    assert len(plan_reshard((16,), ITEMSIZE, parse_spec("- + dp tp", mesh), parse_spec("-", mesh)).steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("mesh", "hosts"), [((2, 2), "aabb"), ((2, 4), "aaaabbbb"), ((2, 3), "aaabbc"), ((4,), "aabb")]
+)
+@pytest.mark.parametrize("shape", [(128, 256), (7, 2341), (1, 1 << 14)])
+def test_reductions_between_hosts(hosts, shape):
+    grid = DeviceMesh((2, len(hosts) // 2), "xy", hosts=hosts)
+    pairs = [(source, target) for source, target in all_pairs(grid) if source.partial and not target.partial]
+    for at in np.random.default_rng(0).integers(len(pairs), size=20):
+        check(shape, *pairs[at])

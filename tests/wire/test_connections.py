@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import socket
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +18,10 @@ from gt.client import active_session
 from gt.client.session_reads import locate
 from gt.core.errors import ConnectionLost
 from gt.wire.connections import Router, open_link
+from gt.wire.server_keys import make_keys
 from tests.proxies import proxied
 from tests.subprocesses import finish, running, start, start_server, wait_for_workers, wait_until
+from tests.web_dashboard.requests import read_until
 
 SILENCE = {"GT_HEARTBEAT_TIMEOUT": "2"}
 
@@ -119,6 +122,79 @@ def said_by(process, text):
         lines.append(process.stderr.readline())
         assert lines[-1], f"it has ended without {text!r}: {lines}"
     return lines[-1]
+
+
+@contextlib.contextmanager
+def limited_router():
+    """A router whose queues may hold 8 MiB, and a connection to it that does not read by itself."""
+    keys, members = make_keys()
+    router = Router("tcp://127.0.0.1:*", keys, 50, 0, max_waiting=8 << 20)
+    with contextlib.closing(router), zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.RCVHWM, 1)
+        dealer.setsockopt(zmq.RCVBUF, 1 << 14)
+        dealer.setsockopt(zmq.RECONNECT_IVL, -1)
+        dealer.curve_serverkey = members.server.encode()
+        dealer.curve_publickey, dealer.curve_secretkey = members.public.encode(), members.secret.encode()
+        dealer.connect(router.endpoint)
+        dealer.send(b"hello")
+        name, _ = receive_one(router)
+        yield router, dealer, name
+
+
+def receive_one(router):
+    while (message := router.receive()) is None:
+        pass
+    return message
+
+
+READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+
+
+def test_a_message_that_is_never_finished_is_limited():
+    """ZeroMQ's own sockets send a message when it is complete, so this peer writes its frames by hand."""
+    router = Router("tcp://127.0.0.1:*", None, 50, 0, max_waiting=8 << 20)
+    address = ("127.0.0.1", int(router.endpoint.rpartition(":")[2]))
+    with contextlib.closing(router), socket.create_connection(address) as peer:
+        peer.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
+        read_until(peer, b"READY")
+        peer.sendall(b"\0\5hello")
+        name, _ = receive_one(router)
+        lost = []
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                peer.sendall(b"\3" + struct.pack(">Q", 1 << 20) + bytes(1 << 20))  # more follow
+                lost += router.take_lost()
+        wait_until(lambda: lost or lost.extend(router.take_lost()), what="the end of the connection")
+        assert lost == [name] and router.refusals.read() == {"limit": 1}
+
+
+def test_messages_that_a_peer_does_not_take_are_limited_in_bytes():
+    with limited_router() as (router, _, name):
+        lost = []
+        for _ in range(64):
+            router.send(name, [bytes(1 << 20)])
+            lost += router.take_lost()
+        wait_until(lambda: lost or lost.extend(router.take_lost()), what="the end of the connection")
+        assert lost == [name] and router.refusals.read() == {"limit": 1}
+
+
+@pytest.mark.parametrize("size", [0, 1, 222, 223, 5000, 1 << 20])
+def test_bytes_on_the_wire_are_counted_exactly(size):
+    """Any difference would add up over the life of a connection."""
+    with limited_router() as (router, dealer, name):
+        before = waiting_bytes(router, name)
+        for _ in range(50):
+            dealer.send_multipart([bytes(size), bytes(size)])
+            receive_one(router)
+            router.send(name, [bytes(size)])
+            dealer.recv()
+        wait_until(lambda: waiting_bytes(router, name) == before, what="the same number of bytes in queues")
+
+
+def waiting_bytes(router, name):
+    return router._wire_bytes.waiting(name, router._watch.carried(router._peers[name]))
 
 
 @pytest.mark.parametrize("how", ["is cut", "goes silent"])

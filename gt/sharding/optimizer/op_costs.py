@@ -4,18 +4,18 @@ links."""
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.sharding.boxes import Shape
 from gt.sharding.calibration import Calibration
-from gt.sharding.cost import memory_bytes, seconds
+from gt.sharding.cost import memory_bytes
 from gt.sharding.factors import OpShardingRule
+from gt.sharding.link_costs import step_seconds
 from gt.sharding.op_calls import OpCall
 from gt.sharding.reshard import plan_reshard
-from gt.sharding.spec import DeviceMesh, ShardingSpec
+from gt.sharding.spec import ShardingSpec
 from gt.sharding.strategies import FactorSharding
 from gt.sharding.work import LaidOutTensor, work_of
 
@@ -65,14 +65,5 @@ def _move_cost(
     plan = plan_reshard(shape, itemsize, source, target)
     time = memory_bytes(target, shape, itemsize) / machine.calibration.memory_bandwidth  # the new part is written
     for step, nbytes in zip(plan.steps, plan.step_bytes, strict=True):
-        time += step_seconds(step.kind, step.axes, nbytes, target.mesh, machine.calibration)
+        time += step_seconds(step.kind, step.axes, nbytes, step.target.mesh, machine.calibration)
     return MoveCost(time, plan.bytes)
-
-
-def step_seconds(kind: str, axes: tuple[str, ...], nbytes: int, mesh: DeviceMesh, machine: Calibration) -> float:
-    """The time of one collective in which all workers of a mesh together receive `nbytes`."""
-    if not nbytes:
-        return 0.0
-    known = [axis for axis in axes if axis in mesh.axis_names]
-    group = math.prod([mesh.axis_size(axis) for axis in known]) if known else mesh.size
-    return seconds(kind, nbytes / mesh.size, max(group, 2), machine.link(tuple(known)))

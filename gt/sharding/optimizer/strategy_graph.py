@@ -255,7 +255,12 @@ class _GraphBuilder:
 def _sharing_messages(machine: Calibration) -> Calibration:
     """The speeds for gradients, which are reduced many together: each has a part of the messages."""
     axes = {axis: (seconds / BUCKET, bandwidth) for axis, (seconds, bandwidth) in machine.axes.items()}
-    return msgspec.structs.replace(machine, message_seconds=machine.message_seconds / BUCKET, axes=axes)
+    return msgspec.structs.replace(
+        machine,
+        message_seconds=machine.message_seconds / BUCKET,
+        host_message_seconds=machine.host_message_seconds / BUCKET,
+        axes=axes,
+    )
 
 
 def _keeping_targets(op: RecordedOp, strategies: list[tuple[OpStrategy, float]]) -> list[tuple[OpStrategy, float]]:

@@ -87,6 +87,8 @@ export function showTotals(status, memory) {
     ["memory", bytes(add("nbytes"))],
     ["traffic/s", bytes(add("received_per_second"))],
   ];
+  const refused = Object.values(status.refused || {}).reduce((sum, number) => sum + number, 0);
+  if (refused) facts.push(["refused", count(refused)]);
   if (memory?.dropped) facts.push(["dropped", count(memory.dropped)]);
   showList(find("totals"), facts, ([name]) => name, ([name]) => make("div", {}, make("dt", { text: name }), make("dd")),
     (element, [, value]) => setText(element.lastChild, value));

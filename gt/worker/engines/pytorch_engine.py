@@ -41,7 +41,7 @@ from gt.worker.engines.device_fallbacks import DEVICE_FALLBACKS
 from gt.worker.engines.engine import Finiteness
 from gt.worker.engines.host_memory_size import available_memory, host_memory
 from gt.worker.engines.random_ops import COUNTER_BASED
-from gt.worker.engines.refused_ops import refusal
+from gt.worker.engines.refused_ops import OpNotAllowed, refusal
 from gt.worker.engines.scalar_tensor_cache import takes_number_as_tensor, with_number_as_tensor
 from gt.worker.engines.schema_checks import check_constants
 from gt.worker.engines.torch_finiteness import extremes, finiteness
@@ -133,10 +133,10 @@ class PyTorchEngine:
     def _find_overload(self, op: str) -> Callable[..., Any]:
         qualified, overload = qualified_name(op)
         if (f"{qualified}.{overload}" if overload else qualified) not in self._allowed:
-            raise NotImplementedError(f"{op} is not an op that this worker may run")
+            raise OpNotAllowed(f"{op} is not an op that this worker may run")
         reason = refusal(qualified.partition("::")[2], overload) if qualified.startswith("aten::") else None
         if reason is not None:
-            raise NotImplementedError(f"{op} is not an op that this worker may run: {reason}")
+            raise OpNotAllowed(f"{op} is not an op that this worker may run: {reason}")
         if self._device.type != "cpu" and op in DEVICE_FALLBACKS:
             return DEVICE_FALLBACKS[op]
         function = find_overload(op)

@@ -38,6 +38,10 @@ _REASONS = {
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
 
+class OpNotAllowed(NotImplementedError):
+    """An op that is not known, or not allowed. Servers count its failures by the name of this class."""
+
+
 def refusal(name: str, overload: str) -> str | None:
     """Why an op of aten is not run; None if it may be. An overload with "name" in its own name takes names of dims."""
     return REFUSED.get(name) or (_NAMES if "name" in overload.lower() else None)

@@ -195,8 +195,7 @@ class PointToPointWork:
         return GivenMessage(layout, self._group.buffer(layout.nbytes), boxes)
 
     def _send(self, peer: int, buffer: torch.Tensor) -> None:
-        work = self._group.backend.send(buffer, self._group.members.index(peer))
-        self._group.sends.add(peer, [work], [buffer])
+        self._group.sends.add(peer, [self._group.send(buffer, peer)], [buffer])
 
     def finish(self) -> list[MoveResult]:
         messages: dict[int, BoxMessage] = {}

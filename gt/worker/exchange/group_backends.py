@@ -19,9 +19,10 @@ from gt.worker.exchange.torch_private import (
 
 
 class GlooGroup:
-    """A process group whose bytes go through the memory of the CPU."""
+    """A process group whose bytes go through the memory of the CPU. A wait for one of its works blocks this process."""
 
     name = "gloo"
+    blocks = True
     device = torch.device("cpu")
 
     def __init__(self, group: Any) -> None:
@@ -91,6 +92,7 @@ class NcclGroup:
     each other."""
 
     name = "nccl"
+    blocks = False
 
     def __init__(self, group: Any, device: torch.device, stream: CommunicationStream) -> None:
         self.device = device

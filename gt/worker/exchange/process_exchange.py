@@ -40,6 +40,7 @@ from gt.worker.exchange.rendezvous import CONNECT_TIMEOUT, MEMBER_TIMEOUT, Rende
 from gt.worker.exchange.sealed_store import SealedStore
 from gt.worker.exchange.shared_memory_groups import SharedMemoryGroup
 from gt.worker.exchange.torch_private import make_gloo_group, make_nccl_group
+from gt.worker.exchange.watched_waits import WatchedWaits
 
 log = logging.getLogger("gt.worker")
 AnyGroup: TypeAlias = SharedMemoryGroup | ProcessGroup
@@ -66,7 +67,8 @@ class ProcessExchange:
         self._worker = worker
         self._device = torch.device(device)
         self._transport = transport
-        self.rendezvous = Rendezvous(worker, _gpu_uuid(self._device), look_ahead, address)
+        self._waits = WatchedWaits()
+        self.rendezvous = Rendezvous(worker, _gpu_uuid(self._device), look_ahead, address, self._waits)
         self.groups: dict[tuple[int, ...], AnyGroup] = {}
         self.in_flight = InFlightSends(wait_for_collective)
         self._arena = Arena()
@@ -212,7 +214,15 @@ class ProcessExchange:
             if told:
                 raise RuntimeError(f"worker {member} is not connected with the others of workers {members}: {told}")
         return ProcessGroup(
-            self._worker, members, backend, self.in_flight, self._failures, self._ways, self._check_members, self.flags
+            self._worker,
+            members,
+            backend,
+            self.in_flight,
+            self._failures,
+            self._ways,
+            self._check_members,
+            self.flags,
+            self._waits,
         )
 
     def _check_members(self, members: tuple[int, ...]) -> None:

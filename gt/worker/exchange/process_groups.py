@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -30,6 +30,7 @@ from gt.worker.exchange.group_messages import Entry, ReceivedMessage
 from gt.worker.exchange.in_flight_sends import InFlightSends
 from gt.worker.exchange.interface import MoveResult, MoveTask
 from gt.worker.exchange.local_steps import LocalStep
+from gt.worker.exchange.watched_waits import WatchedWaits
 from gt.worker.failed_value import FailedValue
 
 NATIVE_SUMS = ("float32", "float64", "int32", "int64")
@@ -54,6 +55,7 @@ class ProcessGroup:
         ways: Counter[str],
         check: Callable[[tuple[int, ...]], None],
         flags: DeferredFailureFlags | None = None,
+        waits: WatchedWaits | None = None,
     ) -> None:
         self.worker = worker
         self.members = members
@@ -65,6 +67,7 @@ class ProcessGroup:
         self._failures = failures
         self._flags = flags
         self._check = check
+        self._waits = waits or WatchedWaits()
         self._error: Exception | None = None
 
     def begin(self, tasks: Sequence[MoveTask]) -> GroupWork:
@@ -80,9 +83,12 @@ class ProcessGroup:
             while not self._is_done(work):
                 self._check(self.members)
         except Exception as error:
-            self._error = error
-            self.backend.abort()
+            self._end(error)
             raise
+
+    def _end(self, error: Exception) -> None:
+        self._error = error
+        self.backend.abort()
 
     def _is_done(self, work: Any) -> bool:
         try:
@@ -93,6 +99,17 @@ class ProcessGroup:
                 return True
             return False
         return True
+
+    def wait_for_message(self, work: Any, peer: int, timeout: timedelta) -> None:
+        """Wait for a send or a receive, which cannot be asked whether it is done. Raises where the peer is lost."""
+        lost = RuntimeError(f"worker {peer} is lost")
+        self._waits.call(lambda: work.wait(timeout), lambda: self._check((peer,)), lambda: self._end(lost))
+
+    def send(self, buffer: torch.Tensor, peer: int) -> Any:
+        return self._watched(self.backend.send(buffer, self.members.index(peer)), peer)
+
+    def _watched(self, work: Any, peer: int) -> Any:
+        return MessageWork(self, work, peer) if self.backend.blocks else work
 
     def prefetch(self, step: LocalStep) -> bool:
         """Begin to receive the boxes of a later exchange, if it goes by sends and receives. Returns whether it does."""
@@ -105,7 +122,8 @@ class ProcessGroup:
 
     def receive(self, peer: int, nbytes: int) -> ReceivedMessage:
         buffer = self.buffer(nbytes)
-        return ReceivedMessage(self.backend.receive(buffer, self.members.index(peer)), buffer)
+        work = self.backend.receive(buffer, self.members.index(peer))
+        return ReceivedMessage(self._watched(work, peer), buffer)
 
     def buffer(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.backend.device)
@@ -136,6 +154,17 @@ class ProcessGroup:
 
     def close(self) -> None:
         self.backend.abort()
+
+
+class MessageWork(NamedTuple):
+    """A send to a peer, or a receive from one."""
+
+    group: ProcessGroup
+    work: Any
+    peer: int
+
+    def wait(self, timeout: timedelta) -> None:
+        self.group.wait_for_message(self.work, self.peer, timeout)
 
 
 class GroupWork:

@@ -13,15 +13,18 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 import torch.distributed as dist
 
 from gt.wire.addresses import LOOPBACK, address_towards, is_loopback
+from gt.wire.file_descriptors import shut_down_connections
 from gt.wire.process_identity import is_running, start_mark, this_host
 from gt.worker.exchange.interface import LookAhead
 from gt.worker.exchange.sealed_store import SealedStore, hidden_prefix
+from gt.worker.exchange.watched_waits import WatchedWaits
 
 CONNECT_TIMEOUT = timedelta(seconds=60)  # for the store to answer, and for members that have met to be connected
 MEMBER_TIMEOUT = timedelta(hours=1)  # for a member: it may have much to compute first, and one that dies is noticed
@@ -58,7 +61,15 @@ class Rendezvous:
     those that the dispatcher has given up, whether they were ever in the store or not. Others reach this worker at
     `address`."""
 
-    def __init__(self, worker: int, gpu: str, look_ahead: LookAhead, address: str = LOOPBACK) -> None:
+    def __init__(
+        self,
+        worker: int,
+        gpu: str,
+        look_ahead: LookAhead,
+        address: str = LOOPBACK,
+        waits: WatchedWaits | None = None,
+    ) -> None:
+        self._waits = waits or WatchedWaits()
         self.host = worker
         self.members: dict[int, Member] = {}
         self.lost: set[int] = set()
@@ -91,10 +102,19 @@ class Rendezvous:
         self.host = worker
         self._address = host, port
         self._token = token
-        self._store = SealedStore(self._new_connection(), token, "workers")
+        connection = self._call_watched(self._new_connection, self._require_host)
+        self._store = SealedStore(connection, token, "workers", self._ask_store)
         self._attempts.clear()
         member = Member(this_host(), os.getpid(), start_mark(os.getpid()), self._gpu, self._own_address)
         self._store.set(f"worker {self._worker}", _encoder.encode(member))
+
+    def _ask_store(self, ask: Callable[[], Any]) -> Any:
+        """The store's answer. Raises where its host is lost: the connections of a machine that vanishes stay open."""
+        return self._waits.call(ask, self._require_host, partial(shut_down_connections, *self._address))
+
+    def _require_host(self) -> None:
+        if self.is_lost(self.host):
+            raise RuntimeError(f"worker {self.host}, which hosts the store of process groups, is lost")
 
     def leave(self) -> None:
         """Tell the workers that wait for this one that it will not come."""
@@ -162,13 +182,14 @@ class Rendezvous:
         """Call a function that connects the members, which waits for all of them. Raises where a member is lost
         meanwhile: the call is then left to a thread of its own, which ends after CONNECT_TIMEOUT. It has its own
         connection to the store, which is of no use for others while it waits."""
-        store = self.group_store(members)
+        return self._call_watched(lambda: connect(self.group_store(members)), lambda: self.require_running(members))
+
+    def _call_watched(self, connect: Callable[[], Connection], check: Callable[[], None]) -> Connection:
+        """Call a function that connects in a thread of its own, and leave it there if `check` raises meanwhile."""
         connecting: Future[Connection] = Future()
-        threading.Thread(
-            target=_call, args=(connecting, lambda: connect(store)), name="gt-connect", daemon=True
-        ).start()
+        threading.Thread(target=_call, args=(connecting, connect), name="gt-connect", daemon=True).start()
         while not wait((connecting,), LONGEST_PAUSE).done:
-            self.require_running(members)
+            check()
         return connecting.result()
 
     def group_store(self, members: tuple[int, ...]) -> dist.Store:

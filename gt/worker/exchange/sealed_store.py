@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -18,39 +19,41 @@ import torch.distributed as dist
 from gt.worker.exchange.group_backends import GlooGroup
 
 _SEAL_BYTES = 32
+Guard: TypeAlias = Callable[[Callable[[], Any]], Any]
 
 
 class SealedStore:
-    """A part of a store, whose keys begin with `prefix`."""
+    """A part of a store, whose keys begin with `prefix`. `guard` calls what asks the store, whose host may vanish."""
 
-    def __init__(self, store: dist.Store, token: str, prefix: str) -> None:
+    def __init__(self, store: dist.Store, token: str, prefix: str, guard: Guard = lambda ask: ask()) -> None:
+        self._guard = guard
         self._store = store
         self._token = token
         self._prefix = prefix
 
     def part(self, prefix: str) -> SealedStore:
-        return SealedStore(self._store, self._token, f"{self._prefix}/{prefix}")
+        return SealedStore(self._store, self._token, f"{self._prefix}/{prefix}", self._guard)
 
     def set(self, key: str, value: str | bytes) -> None:
         data = value.encode() if isinstance(value, str) else value
-        self._store.set(self._name(key), self._seal(key, data) + data)
+        self._guard(lambda: self._store.set(self._name(key), self._seal(key, data) + data))
 
     def get(self, key: str) -> bytes:
         """Waits for a value. Raises RuntimeError if it was not written by a worker that knows the token."""
-        sealed = bytes(self._store.get(self._name(key)))
+        sealed = bytes(self._guard(lambda: self._store.get(self._name(key))))
         seal, data = sealed[:_SEAL_BYTES], sealed[_SEAL_BYTES:]
         if not hmac.compare_digest(seal, self._seal(key, data)):
             raise RuntimeError(f"the value of {key!r} in the store of the workers was not written by one of them")
         return data
 
     def check(self, keys: Sequence[str]) -> bool:
-        return bool(self._store.check([self._name(key) for key in keys]))
+        return bool(self._guard(lambda: self._store.check([self._name(key) for key in keys])))
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
-        self._store.wait([self._name(key) for key in keys], timeout)
+        self._guard(lambda: self._store.wait([self._name(key) for key in keys], timeout))
 
     def delete_key(self, key: str) -> None:
-        self._store.delete_key(self._name(key))
+        self._guard(lambda: self._store.delete_key(self._name(key)))
 
     def prove_membership(self, group: GlooGroup, rank: int, nonces: Sequence[str], timeout: timedelta) -> None:
         """Prove to the other members of a new process group that this one knows the token, and check their proofs, each

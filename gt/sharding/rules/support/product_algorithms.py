@@ -256,7 +256,7 @@ def _layered(problem: ScheduleProblem) -> Iterator[Schedule]:
     for side in range(2, math.isqrt(mesh.size) + 1):
         layers, rest = divmod(mesh.size, side * side)
         if not rest and layers > 1:
-            seen = DeviceMesh((side, side, layers), ("rows", "columns", "layers"), mesh.workers)
+            seen = DeviceMesh((side, side, layers), ("rows", "columns", "layers"), mesh.workers, hosts=mesh.hosts)
             yield _panels(problem, _Windows(problem, Grid(seen, ("rows",), ("columns",), ("layers",))))
 
 
@@ -287,7 +287,7 @@ def _squares(mesh: DeviceMesh) -> Iterator[Grid]:
         yield Grid(mesh, (axes[0],), (axes[1],))
         yield Grid(mesh, (axes[1],), (axes[0],))
     elif side > 1 and side * side == mesh.size:
-        seen = DeviceMesh((side, side), ("rows", "columns"), mesh.workers)
+        seen = DeviceMesh((side, side), ("rows", "columns"), mesh.workers, hosts=mesh.hosts)
         yield Grid(seen, ("rows",), ("columns",))
 
 

@@ -1,0 +1,160 @@
+"""`LaunchedProcess`: a server or a worker on this machine that ends together with the process that has started it.
+
+That process is the program itself, an actor of Ray or a worker of Dask. It needs no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gt.core.errors import SettingsError
+from gt.launch.node_keys import write_node_keys
+from gt.launch.worker_commands import launch_environment
+from gt.wire import shared_memory
+
+GRACE_SECONDS = 7.0  # a worker ends within 5 s of SIGTERM
+_OUTPUT_LENGTH = 4000  # characters
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """What is read of the line that a server or a worker prints with `--json`: the server's port, or the worker's
+    device."""
+
+    port: int = 0
+    device: str = ""
+
+
+class ProcessStatus(msgspec.Struct, frozen=True):
+    """A process as a launcher sees it from another machine. `output` is what a process that has ended said last."""
+
+    pid: int
+    announced: Announcement | None
+    exit_code: int | None = None
+    output: str = ""
+
+    def describe(self) -> str:
+        """How the process has ended."""
+        if self.exit_code is None:
+            return "is running"
+        if self.exit_code < 0:
+            how = f"was killed by {signal.Signals(-self.exit_code).name}"
+        else:
+            how = f"ended with exit code {self.exit_code}"
+        return f"{how}; it said:\n{self.output}\n" if self.output else how
+
+
+class LaunchedProcess:
+    """A process with a private directory for its keys and its output. `note_end` is called with it, in another thread,
+    if the process ends without being told to by `stop`."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        keys: str,
+        environment: Mapping[str, str],
+        note_end: Callable[[LaunchedProcess], None] = lambda process: None,
+    ) -> None:
+        self._note_end = note_end
+        self._announced: Announcement | None = None
+        self._said = threading.Condition()
+        self._is_stopping = False
+        self.directory = _make_directory()
+        self._log = (self.directory / "output.log").open("w+b")  # kept open: a worker removes its directory at its end
+        self.keys = self.directory / "keys"
+        try:
+            write_node_keys(self.keys, keys)
+            self._process = subprocess.Popen(
+                [*command, "--lifeline", str(self.directory)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env={**_own_environment(), **environment, "GT_KEYS": str(self.keys)},
+                start_new_session=True,  # Ctrl-C interrupts the program only
+            )
+        except BaseException:
+            self._remove_files()
+            raise
+        self._watcher = threading.Thread(target=self._watch, name="gt-launched-process", daemon=True)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        """Read what the process announces, until it ends."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._said:
+                self._announced = msgspec.json.decode(line, type=Announcement)
+                self._said.notify_all()
+        self._process.wait()
+        with self._said:
+            self._said.notify_all()
+        if not self._is_stopping:
+            self._note_end(self)
+
+    def read_status(self) -> ProcessStatus:
+        code = self._process.poll()
+        return ProcessStatus(self._process.pid, self._announced, code, self._last_output() if code is not None else "")
+
+    def wait_for_announcement(self, seconds: float) -> ProcessStatus:
+        """The status as soon as the process has said that it is ready, has ended, or the time is over."""
+        with self._said:
+            self._said.wait_for(lambda: self._announced is not None or self._process.poll() is not None, seconds)
+        return self.read_status()
+
+    def _last_output(self) -> str:
+        try:
+            self._log.flush()
+            return os.pread(self._log.fileno(), 1 << 20, 0).decode(errors="replace").strip()[-_OUTPUT_LENGTH:]
+        except (OSError, ValueError):
+            return ""
+
+    def stop(self) -> None:
+        """End the process: by SIGTERM, and by SIGKILL if it does not end in time. Its files are removed."""
+        self._is_stopping = True
+        deadline = time.monotonic() + GRACE_SECONDS
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join(GRACE_SECONDS)
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        shared_memory.sweep(self._process.pid)
+        self._remove_files()
+
+    def _remove_files(self) -> None:
+        self._log.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _make_directory() -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="gt-"))
+    except OSError as error:
+        raise SettingsError(
+            f"no directory for the keys and the output of a process can be made: {error}; set TMPDIR to a directory "
+            f"that exists, is writable and has room"
+        ) from None
+
+
+def _own_environment() -> dict[str, str]:
+    """The environment of this process, without the settings of its program, and where packages are found."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith(("GT_", "TORCHELASTIC_"))}
+    paths = [path or os.getcwd() for path in sys.path]
+    return {**others, **launch_environment(), "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -1,0 +1,283 @@
+"""`python -m gt.launch.slurm_job -- train.py`: what a batch job of SLURM runs on its first node.
+
+Starts the server and the program on this node, and workers on all nodes of the job by srun. The keys of the job are
+made here, in a directory that only its user can enter and that all nodes see, and are removed when the job ends. The
+job ends with the program, with its exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from gt.core.errors import GTError, SettingsError
+from gt.core.settings import read_settings
+from gt.launch.worker_commands import launch_environment, server_command, worker_command
+from gt.wire.addresses import LOOPBACK, NotResolved, interface_address, is_loopback, reaching_address, resolve
+from gt.wire.cluster_keys import CLIENT_FILE, make_client_key, make_server_key, write_client_key
+from gt.wire.private_files import require_private
+
+_START_SECONDS = 60.0  # for the server to listen
+_LOSS_SECONDS = 30.0  # that a program may go on after the end of all workers
+_END_SECONDS = 20.0  # for the parts to end: SLURM kills what is left KillWait (30 s by default) after SIGTERM
+_POLL_SECONDS = 0.1
+_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)  # sbatch --signal=B:USR1@120 tells of the end of the time
+
+
+_AWAIT_KEYS = """
+n=0
+until test -r "$GT_KEYS/client.key"; do
+    n=$((n + 1))
+    if test $n -gt {seconds}; then
+        echo "gt.launch.slurm: $(hostname) does not see $GT_KEYS, where the first node has made the keys of the job;" \\
+            "give a directory that all nodes share with --directory" >&2
+        exit 1
+    fi
+    sleep 1
+done
+exec "$0" "$@"
+"""
+
+
+class _Ended(Exception):
+    """The job is told to end, by a signal."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    try:
+        with _signals_raised():
+            return _run(options, os.environ)
+    except _Ended as end:
+        _say(f"the job was told to end by {signal.Signals(end.number).name}")
+        return 128 + end.number
+    except (GTError, NotResolved) as error:
+        _say(str(error))
+        return 1
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m gt.launch.slurm_job", description="Run a program on its workers.")
+    parser.add_argument("--workers-per-node", type=int, required=True)
+    parser.add_argument("--min-workers", type=int, required=True)
+    parser.add_argument("--timeout", type=float, default=300.0)
+    parser.add_argument("--directory", type=Path)
+    parser.add_argument("program", nargs="+")
+    return parser.parse_args(arguments)
+
+
+def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    job = environ.get("SLURM_JOB_ID")
+    if not job:
+        raise SettingsError(
+            "this runs inside a job of SLURM, and SLURM_JOB_ID is not set; submit one with: python -m gt.launch.slurm"
+        )
+    place = options.directory or Path.home() / ".gt" / "slurm"
+    with _job_keys(place, f"{environ.get('SLURM_CLUSTER_NAME', '')}-{job}") as keys, _Parts() as parts:
+        address = _own_address(environ)
+        others = {name: value for name, value in environ.items() if not name.startswith("GT_")}
+        shared = {**others, **launch_environment(keys, environ)}
+        server = parts.start(server_command(address, 0, is_json=True), shared, stdout=subprocess.PIPE)
+        port = _read_port(server)
+        workers = parts.start(_srun(options.workers_per_node, address, port, environ), shared)
+        joining = {"GT_SERVER": f"{address}:{port}", "GT_KEYS": str(keys), "GT_MIN_WORKERS": str(options.min_workers)}
+        chosen = {name: value for name, value in environ.items() if name != "GT_WORKERS"}
+        defaults = {"GT_TIMEOUT": f"{options.timeout:g}", "PYTHONUNBUFFERED": "1"}
+        program = parts.start([sys.executable, *options.program], {**defaults, **chosen, **joining})
+        _forward_signals(program)
+        code = _watch(program, server, workers)
+        # The server tells its workers to end, and srun ends with them.
+        server.terminate()
+        _wait([server, workers], _END_SECONDS)
+    return code
+
+
+class _Parts:
+    """The processes of a job, which end with it."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], stdout: int | None = None
+    ) -> subprocess.Popen[bytes]:
+        try:
+            process = subprocess.Popen(command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=stdout)
+        except OSError as error:
+            raise SettingsError(f"{command[0]} cannot be started: {error}; is it installed on the nodes?") from None
+        self._processes.append(process)
+        return process
+
+    def __enter__(self) -> _Parts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _end(self._processes)
+        for process in self._processes:
+            with process:  # closes its pipes
+                pass
+
+
+@contextlib.contextmanager
+def _job_keys(place: Path, job: str) -> Iterator[Path]:
+    """A new directory with the keys of a job, for this user alone. Raises SettingsError where it cannot be made."""
+    directory = place / job
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        require_private(place, place.lstat())
+        _remove_old_keys(place, job.rpartition("-")[0])
+        shutil.rmtree(directory, ignore_errors=True)  # of the same job, if it is requeued
+        directory.mkdir(mode=0o700)
+    except OSError as error:
+        raise SettingsError(
+            f"the keys of the job cannot be in {directory}: {error}; give a directory of your own that all nodes see "
+            f"with --directory"
+        ) from None
+    try:
+        make_server_key(directory)
+        write_client_key(directory / CLIENT_FILE, make_client_key(directory, "job"))
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _remove_old_keys(place: Path, cluster: str) -> None:
+    """Remove the keys of jobs of this cluster that have ended without removing them, because they were killed."""
+    found = [path for path in place.iterdir() if path.name.rpartition("-")[0] == cluster]
+    try:
+        running = _output(["squeue", "--noheader", "--format=%A", f"--user={os.getuid()}"]).split()
+    except SettingsError:
+        return  # nobody knows which jobs run
+    for path in found:
+        if path.name.rpartition("-")[2] not in running:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _own_address(environ: Mapping[str, str]) -> str:
+    """The address at which the other nodes of the job reach this one."""
+    interface = read_settings(environ).interface
+    names = _output(["scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", "")]).split()
+    others = [name for name in names if name != environ.get("SLURMD_NODENAME")]
+    if not others and not interface:
+        return LOOPBACK
+    if not others:
+        return interface_address(interface)
+    fields = dict(word.partition("=")[::2] for word in _output(["scontrol", "-o", "show", "node", others[0]]).split())
+    other = resolve(fields.get("NodeAddr", others[0]))
+    address = reaching_address(interface, other)
+    if is_loopback(address) and not is_loopback(other):
+        raise SettingsError(
+            f"this node has no address at which {others[0]} ({other}) reaches it; name an interface with GT_INTERFACE"
+        )
+    return address
+
+
+def _output(command: Sequence[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", "") or ""
+        raise SettingsError(f"`{' '.join(command)}` has failed: {error} {said.strip()}") from None
+
+
+def _read_port(server: subprocess.Popen[bytes]) -> int:
+    """The port of a server, which it prints when it listens."""
+    assert server.stdout is not None
+    select.select([server.stdout], [], [], _START_SECONDS)
+    if server.poll() is None and not select.select([server.stdout], [], [], 0)[0]:
+        raise SettingsError(f"the server does not listen after {_START_SECONDS:g} s; what it says is above")
+    line = server.stdout.readline()
+    if not line:
+        raise SettingsError(f"the server has ended with exit code {server.wait()}, and says why above")
+    return int(json.loads(line)["port"])
+
+
+def _srun(workers: int, address: str, port: int, environ: Mapping[str, str]) -> list[str]:
+    """The command that starts the workers of all nodes. One that ends does not end the others, and is said."""
+    nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
+    command = ["srun", f"--nodes={nodes}", f"--ntasks-per-node={workers}", f"--ntasks={workers * int(nodes)}"]
+    cpus = environ.get("SLURM_CPUS_PER_TASK")  # which srun does not read any more since 22.05
+    command += [f"--cpus-per-task={cpus}"] if cpus else []
+    return [*command, "--kill-on-bad-exit=0", "--wait=0", "--label", *after_keys(worker_command(address, port))]
+
+
+def after_keys(command: Sequence[str], seconds: int = 30) -> list[str]:
+    """A command that begins when its node sees the keys of the job: a shared file system may take a while."""
+    return ["sh", "-c", _AWAIT_KEYS.format(seconds=seconds), *command]
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Tell processes to end, all at once, and kill those that do not."""
+    for process in processes:
+        process.terminate()
+    _wait(processes, _END_SECONDS)
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+
+
+def _watch(program: subprocess.Popen[bytes], server: subprocess.Popen[bytes], workers: subprocess.Popen[bytes]) -> int:
+    """The exit code of the program. A server or workers that end before it are said, and it has to end soon after: in
+    this job there will be no others."""
+    deadline = float("inf")
+    while (code := program.poll()) is None:
+        lost = [name for name, part in (("the server", server), ("all workers", workers)) if part.poll() is not None]
+        if lost and deadline == float("inf"):
+            deadline = time.monotonic() + _LOSS_SECONDS
+            _say(f"{' and '.join(lost)} ended before the program; it is ended in {_LOSS_SECONDS:g} s if it goes on")
+        if time.monotonic() > deadline:
+            _end([program])
+            return 1
+        time.sleep(_POLL_SECONDS)
+    return 128 - code if code < 0 else code
+
+
+@contextlib.contextmanager
+def _signals_raised() -> Iterator[None]:
+    """Raise _Ended at the first signal to end; later ones are left out, while the parts of the job are ended."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_IGN)
+        raise _Ended(number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _forward_signals(program: subprocess.Popen[bytes]) -> None:
+    for number in _FORWARDED:
+        signal.signal(number, lambda received, frame: program.send_signal(received))
+
+
+def _say(text: str) -> None:
+    print(f"gt.launch.slurm: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
