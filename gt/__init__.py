@@ -66,16 +66,23 @@ if TYPE_CHECKING:
     from gt.client.open_meshes import open_mesh as open_mesh
     from gt.client.opt_einsum_functions import tensordot as tensordot
     from gt.client.opt_einsum_functions import transpose as transpose
+    from gt.client.publishing import publish as publish
+    from gt.client.publishing import subscribe as subscribe
+    from gt.client.publishing import unpublish as unpublish
     from gt.client.recovery import recover as recover
     from gt.client.tensor import Tensor as Tensor
     from gt.core.errors import CompileError as CompileError
     from gt.core.errors import GTError as GTError
     from gt.core.errors import LayoutError as LayoutError
+    from gt.core.errors import LimitError as LimitError
     from gt.core.errors import NonFiniteError as NonFiniteError
     from gt.core.errors import OpError as OpError
+    from gt.core.errors import PublishError as PublishError
+    from gt.core.errors import ReadOnlyError as ReadOnlyError
     from gt.core.errors import RecoveryError as RecoveryError
     from gt.core.errors import ServerLost as ServerLost
     from gt.core.errors import SessionError as SessionError
+    from gt.core.errors import SessionLost as SessionLost
     from gt.core.errors import SettingsError as SettingsError
     from gt.core.errors import SignalError as SignalError
     from gt.core.errors import WorkerLost as WorkerLost
@@ -122,6 +129,7 @@ _NAMES: dict[str, str] = {
     "gt.client.opt_einsum_functions": "tensordot transpose",
     "gt.client.layouts": "mesh",
     "gt.client.open_meshes": "open_mesh",
+    "gt.client.publishing": "publish subscribe unpublish",
     "gt.client.recovery": "recover",
     "gt.client.tensor": "Tensor",
     "gt.debug": "explain visualize_sharding",
@@ -129,8 +137,8 @@ _NAMES: dict[str, str] = {
     "gt.distributed.interchange": "from_dtensor from_shards",
     "gt.distributed.mappers": "from_torch to_torch",
     "gt.core.errors": (
-        "CompileError GTError LayoutError NonFiniteError OpError RecoveryError ServerLost SessionError SettingsError "
-        "SignalError WorkerLost"
+        "CompileError GTError LayoutError LimitError NonFiniteError OpError PublishError ReadOnlyError RecoveryError "
+        "ServerLost SessionError SessionLost SettingsError SignalError WorkerLost"
     ),
     "gt.launch.auto_shard": "auto_shard",
     "gt.launch.calibration": "calibrate",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from gt.client.call_sites import Site
+from gt.core.errors import LimitError, OpError
 from gt.core.messages import Failure, Gathered, Lost, LostLine, NotCompiled
 from gt.core.readable_units import print_bytes
 from gt.core.refusal_kinds import OP_NOT_ALLOWED
@@ -21,9 +22,10 @@ def describe_failure(failure: Failure, site: Site) -> str:
         quote(site),
         f"  issued {failure.op}({', '.join(failure.inputs)}), which failed {where_it_failed(failure)}:",
         f"  {failure.kind}: {failure.message}",
-        f"{_TRACEBACK}{'worker' if failure.worker >= 0 else 'dispatcher'}:",
-        *[f"    {text}" for text in failure.traceback.rstrip().splitlines()],
     ]
+    if failure.traceback:
+        lines.append(f"{_TRACEBACK}{'worker' if failure.worker >= 0 else 'dispatcher'}:")
+        lines += [f"    {text}" for text in failure.traceback.rstrip().splitlines()]
     return "\n".join(lines)
 
 
@@ -58,8 +60,15 @@ _ERROR_TYPES: dict[str, type[Exception]] = {
 } | {"_LinAlgError": torch.linalg.LinAlgError, OP_NOT_ALLOWED: NotImplementedError}
 
 
-def error_of_query(failure: Failure) -> Exception:
+def error_of_op(failure: Failure, site: Site) -> OpError:
+    """The error of a read whose value depends on an op that has failed."""
+    return (LimitError if failure.kind == LimitError.__name__ else OpError)(describe_failure(failure, site))
+
+
+def error_of_query(failure: Failure, site: Site) -> Exception:
     """The error of a query, which is raised on the user's line as torch would raise it."""
+    if failure.kind == LimitError.__name__:
+        return error_of_op(failure, site)
     return _ERROR_TYPES.get(failure.kind, RuntimeError)(failure.message)
 
 

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from gt.client.call_sites import Sites
 from gt.client.error_text import (
     describe_eager_scope,
-    describe_failure,
     describe_gathering,
     describe_loss,
+    error_of_op,
     error_of_query,
 )
 from gt.client.interrupts import CriticalSection
-from gt.core.errors import GTError, OpError, ProtocolError, ServerLost, WorkerLost
+from gt.core.errors import GTError, ProtocolError, ServerLost, SessionLost, WorkerLost
 from gt.core.messages import (
     Failed,
     Failure,
@@ -30,6 +30,7 @@ from gt.core.messages import (
     OpFailed,
     Refused,
     Rejected,
+    SessionEnded,
     Uploaded,
     Waiting,
 )
@@ -153,8 +154,8 @@ class Inbox:
                 self._note(answer.failure)
             elif isinstance(answer, Waiting):
                 self._status = answer.reason
-            elif isinstance(answer, Refused) or (isinstance(answer, Rejected) and answer.request == 0):
-                self._refused = self._refused or answer.reason  # the first one is the cause of the others
+            elif isinstance(answer, Refused | SessionEnded) or (isinstance(answer, Rejected) and answer.request == 0):
+                self._note_end(answer)
             elif isinstance(answer, Lost) and answer.request == 0:
                 self._losses[answer.worker] = answer
                 log.warning("%s", self._describe_loss(answer))
@@ -167,6 +168,13 @@ class Inbox:
             else:
                 self._answers[answer.request] = received  # type: ignore[union-attr]
         return bool(arrived)
+
+    def _note_end(self, answer: Refused | Rejected | SessionEnded) -> None:
+        """The session cannot go on. Raises SessionLost if somebody has ended it."""
+        if isinstance(answer, SessionEnded):
+            self._server_lost = SessionLost(answer.reason)
+            raise self._server_lost
+        self._refused = self._refused or answer.reason  # the first one is the cause of the others
 
     def _tell(self, news: Gathered | NotCompiled) -> None:
         site = self._sites.lookup(news.site)
@@ -225,9 +233,8 @@ class Inbox:
         answer = found.answer
         if isinstance(answer, Failed):
             self._forget(answer.failure)
-            if answer.is_own_failure:
-                raise error_of_query(answer.failure)
-            raise OpError(describe_failure(answer.failure, self._sites.lookup(answer.failure.site)))
+            make = error_of_query if answer.is_own_failure else error_of_op
+            raise make(answer.failure, self._sites.lookup(answer.failure.site))
         if isinstance(answer, Lost):
             raise WorkerLost(self._describe_loss(answer))
         if isinstance(answer, Rejected):

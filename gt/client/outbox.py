@@ -14,16 +14,16 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
 from gt.client.call_log import CallLog
+from gt.client.flow_control import BATCH
 from gt.client.interrupts import CriticalSection, is_inside
 from gt.client.segment_matcher import SegmentMatcher
 from gt.client.storage import Storage, TensorRef, collect_into, is_collected_into
-from gt.core.errors import GTError, SessionError
+from gt.core.errors import GTError, ReadOnlyError, SessionError
 from gt.core.messages import CreateTensor, FreeTensors, Instruction
 from gt.wire.client_channel import ClientChannel, Upload, as_buffer
 
 log = logging.getLogger("gt.client")
 
-BATCH = 256  # instructions that make a batch worth sending
 IDLE_SECONDS = 0.01  # an outbox that has not changed for this long is sent
 REST_AFTER = 50  # empty polls after which the idle thread sleeps until it is woken by an instruction
 REST_SECONDS = 0.25  # how often the idle thread looks for dead tensors then: finalizers do not wake it
@@ -77,6 +77,7 @@ class Outbox:
         self._uploads: dict[int, Upload] = {}
         self.collected: deque[Storage] = deque()
         self._dead = self.collected  # storages to free: another deque while a recorder holds those that are collected
+        self.read_only: dict[int, str] = {}  # names of published tensors, by the ids that they have here
         self._unsent_ids: list[int] = []  # of dead tensors, after an interrupt
         self._dead_cost = 0
         self._counted = 0  # of `_dead`, in the cost
@@ -121,6 +122,8 @@ class Outbox:
     ) -> Any:
         """Queue the instruction that `build` makes of the ids of tensors, and return it. Storages that it writes to get
         new ids. Hot path."""
+        if written and self.read_only:
+            self._require_writable(written)
         with self.lock:
             instruction = build(tuple([ref.id for ref in refs]))
             if written:
@@ -144,6 +147,8 @@ class Outbox:
         returned. `writes` are storages that get new ids, by position, and the positions of these ids in the table.
         `extra_ops` is the number of ops beyond one for each instruction. The caller is in a critical section, and calls
         `send_if_full` after it."""
+        if writes and self.read_only:
+            self._require_writable([storages[storage] for storage, _ in writes])
         with self.lock:
             table, instructions = build(tuple([storage.id for storage in storages]))
             self.queue.extend(instructions)
@@ -151,6 +156,15 @@ class Outbox:
             for storage, ident in writes:
                 storages[storage].id = table[ident]
         return table
+
+    def _require_writable(self, written: Iterable[Storage]) -> None:
+        for storage in written:
+            name = self.read_only.get(storage.id)
+            if name is not None:
+                raise ReadOnlyError(
+                    f"this tensor is gt.subscribe({name!r}), which another session has published and which cannot be "
+                    f"written; write to a copy of it: x.clone()"
+                )
 
     def send_if_full(self) -> None:
         """Send the queue if it is long enough for a batch."""

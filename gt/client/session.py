@@ -31,7 +31,7 @@ from gt.client.segment_matcher import SegmentMatcher
 from gt.client.storage import ROOT, Storage, TensorRef
 from gt.client.traffic_recordings import TrafficRecordings
 from gt.client.upload_cache import MAX_BYTES, UploadCache
-from gt.core.errors import GTError, OpError, SessionError
+from gt.core.errors import GTError, LimitError, OpError, SessionError
 from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
 from gt.core.message_events import Captures
 from gt.core.messages import (
@@ -133,7 +133,7 @@ class Session:
         self.upload_cache = UploadCache(self._upload_operand)
         self.display = display
         self.inbox = Inbox(channel, self.sites, self._note_workers, display)
-        self._flow_control = FlowControl(self._request_synchronization, self.inbox.wait)
+        self._flow_control = FlowControl(self._request_synchronization, self.inbox.wait, welcome.max_in_flight)
         self._op_ids = itertools.count(first + 1)
         self.matcher = SegmentMatcher(hot_path, self.new_op_id, lambda: self.signatures)
         self.outbox = Outbox(
@@ -300,7 +300,8 @@ class Session:
         self.require_open()
         self.wait_for(self._request_synchronization(), self.sites.current() if self.recordings else 0)
         if failures := self.inbox.take_unread_failures():
-            raise OpError("\n\n".join(map(self._describe, failures)))
+            kind = LimitError if all(failure.kind == LimitError.__name__ for failure in failures) else OpError
+            raise kind("\n\n".join(map(self._describe, failures)))
 
     def wait_for_work(self) -> None:
         """Wait until every worker has run its commands. Raises WorkerLost if one is lost meanwhile; the dispatcher has

@@ -6,13 +6,17 @@
     ├── LayoutError          an invalid mesh, spec or placement
     ├── SessionError         GT used in the wrong state (after shutdown, in a forked child)
     ├── ProtocolError        a message from a peer that violates the protocol
+    ├── PublishError         a published tensor that is not there, or not for this session
+    ├── ReadOnlyError        a write to a tensor that another session has published
     ├── RecoveryError        values of an earlier moment of the program that cannot be recovered
     ├── CompileError         a read or another effect inside a function of gt.compile; a backward outside of it
     ├── NonFiniteError       an op made NaN or infinity inside `gt.debug.find_nan`
     ├── OpError              an op failed on a worker; also a RuntimeError, as torch's own would be
+    │   └── LimitError       an op needs more than the session's limits, or the memory of a worker, allow
     └── ConnectionLost       the connection to a peer has ended
         ├── WorkerLost       a worker died; its tensors are lost
         └── ServerLost       the dispatcher died or does not answer
+            └── SessionLost  the dispatcher has freed the session
 
 An error should say what was tried, why it cannot be, and what to do.
 """
@@ -90,6 +94,31 @@ class ProtocolError(GTError, RuntimeError):
         self.kind = kind
 
 
+class PublishError(GTError, LookupError):
+    """A name that is not published for this session, or one that sessions of another key have published.
+
+    >>> try:
+    ...     gt.subscribe("weights")
+    ... except gt.PublishError as error:
+    ...     print(error)
+    'weights' is not published for this session; nothing is published for this session
+    """
+
+
+class ReadOnlyError(GTError, RuntimeError):
+    """A write to a tensor of `gt.subscribe`, which is that of another session: use a copy, `x.clone()`.
+
+    >>> gt.publish("weights", gt.ones(3))
+    >>> x = gt.subscribe("weights")
+    >>> try:
+    ...     x += 1
+    ... except gt.ReadOnlyError:
+    ...     x = x + 1
+    >>> x.tolist()
+    [2.0, 2.0, 2.0]
+    """
+
+
 class RecoveryError(GTError, RuntimeError):
     """Values of an earlier moment of the program that `gt.recover` cannot restore.
 
@@ -143,6 +172,23 @@ class OpError(GTError, RuntimeError):
     """
 
 
+class LimitError(OpError):
+    """An op, an upload or a copy needs more than the limits of the session, or the memory of a worker, allow. It was
+    not run, no memory was taken for it, and the session goes on: free tensors, and try again. Raised, like any
+    OpError, where a value that depends on the op is read; its text begins with the line that issued the op.
+
+    >>> gt.init(limits="bytes=1MiB")
+    >>> x = gt.zeros(1 << 20)
+    >>> try:
+    ...     x.sum().item()
+    ... except gt.LimitError as error:
+    ...     print("4.19 MB" in str(error))
+    True
+    >>> gt.zeros(1 << 10).sum().item()
+    0.0
+    """
+
+
 class ConnectionLost(GTError, ConnectionError):
     """The connection to a peer has ended."""
 
@@ -166,6 +212,19 @@ class ServerLost(ConnectionLost):
     >>> try:
     ...     value = gt.ones(3).sum().item()
     ... except gt.ServerLost:  # all tensors are gone: join again, and load a checkpoint
+    ...     value = None
+    >>> value
+    3.0
+    """
+
+
+class SessionLost(ServerLost):
+    """The dispatcher is there, and has freed the session: somebody has ended it, for example. The text says who and
+    why, and what is lost.
+
+    >>> try:
+    ...     value = gt.ones(3).sum().item()
+    ... except gt.SessionLost:  # join again, and load a checkpoint
     ...     value = None
     >>> value
     3.0

@@ -63,7 +63,7 @@ class Hello(_Record, frozen=True):
     """First message of a client or worker. `host` identifies the machine: peers on one machine share memory; `hostname`
     is its name for people. `device` is the device a worker computes on, `memory` the bytes of it, and `progress` the
     shared-memory cell that shows its current command. A worker that `overlaps` computes while its exchanges go on.
-    `address` is the one at which other workers reach it."""
+    `address` is the one at which other workers reach it. `program` is the name of a client's program."""
 
     version: Name
     role: Name
@@ -76,6 +76,7 @@ class Hello(_Record, frozen=True):
     overlaps: bool = False
     hostname: Name = ""
     address: Name = "127.0.0.1"
+    program: Name = ""
 
 
 class WorkerInfo(Struct, array_like=True, frozen=True):
@@ -103,7 +104,8 @@ def hosts_of(workers: Sequence[WorkerInfo]) -> dict[int, str]:
 class Welcome(_Record, frozen=True):
     """`ident` is a client's session or a worker's id. `session_secret` is known to the session only and marks its
     shared buffers. `instruction_log` is the path of the server's log, if it writes one. `signals` is the text of the
-    configuration of signals that the server gives to its clients, and `signals_file` the name of its file."""
+    configuration of signals that the server gives to its clients, and `signals_file` the name of its file. A client
+    has at most `max_in_flight` instructions in flight (0: as many as it chooses)."""
 
     version: Name
     ident: int
@@ -114,10 +116,17 @@ class Welcome(_Record, frozen=True):
     instruction_log: Text = ""
     signals: Text = ""
     signals_file: Text = ""
+    max_in_flight: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
 
 
 class Refused(_Record, frozen=True):
     """The dispatcher does not accept a client or worker, whose handshake ends here."""
+
+    reason: Text
+
+
+class SessionEnded(_Record, frozen=True):
+    """The dispatcher has ended the session."""
 
     reason: Text
 
@@ -145,6 +154,23 @@ class AckBytes(_Record, frozen=True):
     about every ACKNOWLEDGED_BYTES."""
 
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
+
+
+# Requests about sessions: client to server
+
+
+class ReadSessions(_Record, frozen=True):
+    """Ask for a list of the sessions of other clients."""
+
+    request: OtherId
+
+
+class EndSession(_Record, frozen=True):
+    """End the session of another client, which is told the `reason`. Answered with that session."""
+
+    request: OtherId
+    session: Annotated[int, Meta(ge=0, lt=1 << 62)]
+    reason: Text = ""
 
 
 # Instructions: client to dispatcher. Those that declare `timeline_name`, even as None, are commands as well.
@@ -368,6 +394,32 @@ class ReadWorkers(_Record, frozen=True):
     request: OtherId
 
 
+class PublishTensor(_Record, frozen=True):
+    """Let other sessions subscribe to the present value of a tensor by a name: those of the same key, and of the keys
+    that `to` names (`*`: all sessions)."""
+
+    request: OtherId
+    id: Id
+    name: Name
+    to: Annotated[tuple[Name, ...], Meta(max_length=1 << 12)] = ()
+    site: SiteId = 0
+
+
+class UnpublishTensor(_Record, frozen=True):
+    """Let no more sessions subscribe to a name. Those that have keep the value."""
+
+    request: OtherId
+    name: Name
+
+
+class SubscribeTensor(_Record, frozen=True):
+    """Make a tensor that has the value, and the memory, of a published one."""
+
+    request: OtherId
+    id: NewId
+    name: Name
+
+
 class Synchronize(_Record, frozen=True):
     """Ask for an answer when all earlier work is done."""
 
@@ -420,7 +472,7 @@ class ReadTimeline(_Record, frozen=True):
 
 Instruction = Union[
     RunOp, RunSegment, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor,
-    ReadStory, ReadWorkers, Synchronize,
+    ReadStory, ReadWorkers, Synchronize, PublishTensor, UnpublishTensor, SubscribeTensor,
     PlaceTensor, BeginModule, NoteGradient, BeginStep, EndStep, ReadVersions, ReadTraffic, ReadStats, ReadMemory,
     ReadNonFinite, ReadTimeline,
     DefineOp, DefineSegment, ForgetOps, DefineSite, DefineScope, Goodbye,
@@ -468,6 +520,22 @@ class WorkerFetchTensor(_Record, frozen=True):
     version: Version = CURRENT
     place: ByteRange | None = None
     site: SiteId = 0
+
+
+class WorkerShareTensor(_Record, frozen=True):
+    """Hold the memory of a tensor, which may be of another session, under another id too."""
+
+    timeline_name: ClassVar = None
+    source: Id
+    target: NewId
+
+
+class WorkerUnshareTensor(_Record, frozen=True):
+    """Copy a tensor, so that its memory is not shared any more: it is about to be written."""
+
+    timeline_name: ClassVar = None
+    id: Id
+    site: SiteId
 
 
 class WorkerBeginStep(_Record, frozen=True):
@@ -545,6 +613,7 @@ class WorkerShutdown(_Record, frozen=True):
 Command = Union[
     RunOp, RunSegment, FreeTensors, DefineOp, DefineSegment, WorkerDefineProgram, WorkerDefineScope, ForgetOps,
     WorkerCreateTensor, QueryOp,
+    WorkerShareTensor, WorkerUnshareTensor,
     WorkerFetchTensor, ReadVersions, WorkerBeginStep, WorkerAgreeOnStep, WorkerEndStep, Synchronize,
     WorkerReadTraffic, ReadStats, ReadMemory, ReadNonFinite, ReadTimeline, WorkerReportProgress, WorkerEndSession,
     WorkerJoinStore, WorkerHostStore, WorkerLosePeer, WorkerShutdown,
@@ -939,6 +1008,50 @@ class WorkersRead(_Record, frozen=True):
     workers: tuple[ListedWorker, ...]
 
 
+class ListedSession(Struct, array_like=True, frozen=True):
+    """A session in the list of a server: the name of its key, its process, the name of its program, for how many
+    seconds it has been there, the tensors that it holds, their bytes on each worker, its instructions and requests
+    `in_flight`, and its `state`: idle, working, or lost."""
+
+    session: int
+    key: Name
+    host: Name
+    pid: int
+    program: Name
+    seconds: float
+    tensors: int
+    held: tuple[tuple[int, int], ...]
+    in_flight: int
+    state: Name
+
+
+class SessionsRead(_Record, frozen=True):
+    """The answer to ReadSessions, and to EndSession."""
+
+    request: OtherId
+    sessions: tuple[ListedSession, ...]
+
+
+class Published(_Record, frozen=True):
+    """The answer to PublishTensor and UnpublishTensor."""
+
+    request: OtherId
+
+
+class Subscribed(_Record, frozen=True):
+    """The answer to SubscribeTensor: the meta of the tensor."""
+
+    request: OtherId
+    meta: TensorMeta
+
+
+class NotPublished(_Record, frozen=True):
+    """The answer to a request about a published tensor that is not there, or belongs to others."""
+
+    request: OtherId
+    reason: Text
+
+
 class LostLine(Struct, array_like=True, frozen=True):
     """Tensors that were lost with a worker and that one line has made (`site` 0: any other line): their number, their
     bytes, and some of them as text."""
@@ -986,6 +1099,7 @@ class Rejected(_Record, frozen=True):
 
 Answer = Union[
     TensorRead, MoreRoomNeeded, Uploaded, Queried, Failed, OpFailed, Synchronized, VersionsRead, Located, TrafficRead,
-    StatsRead, MemoryRead, NonFiniteRead, TimelineRead, StoryRead, WorkersRead, Lost, Joined, Gathered, NotCompiled,
+    StatsRead, MemoryRead, NonFiniteRead, TimelineRead, StoryRead, WorkersRead, Published, Subscribed,
+    NotPublished, SessionsRead, SessionEnded, Lost, Joined, Gathered, NotCompiled,
     Rejected, Welcome, Refused, Waiting, Goodbye,
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from gt.core.errors import SettingsError, nearest
+from gt.core.limits import Limits, parse_bytes, parse_limits
 
 BACKENDS = ("pytorch", "numpy")
 TRANSPORTS = ("shared", "gloo", "nccl")
@@ -49,7 +50,7 @@ class CompileSettings(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """`workers` 0, `mode` "", `transport` "", and None for `auto_shard`, `copy_limit` and `instruction_log_bytes` mean
+    """`workers` 0, `mode` "", `transport` "", and None for `auto_shard`, `copy_limit`, `limits` and `instruction_log_bytes` mean
     that the user gave no value."""
 
     workers: int = 0
@@ -64,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True):
     config: str = ""
     auto_shard: bool | None = None
     copy_limit: int | None = None
+    limits: Limits | None = None
     verbose: bool = False
     progress: bool = True
     debug_client: bool = False
@@ -141,11 +143,7 @@ def _niceness(text: str) -> int:
 
 
 def _optional_bytes(text: str) -> int | None:
-    """A number of bytes, such as 1000, 512M or 8G."""
-    found = re.fullmatch("([0-9]{1,15})([KMGT]?)", text.upper())
-    if text and found is None:
-        raise ValueError("expected a number of bytes such as 1000, 512M or 8G")
-    return int(found[1]) << 10 * " KMGT".index(found[2] or " ") if found is not None else None
+    return parse_bytes(text) if text else None
 
 
 def _optional_file_bytes(text: str) -> int | None:
@@ -198,6 +196,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_CONFIG": ("config", str),
     "GT_AUTO_SHARD": ("auto_shard", _optional_flag),
     "GT_COPY_LIMIT": ("copy_limit", _optional_bytes),
+    "GT_LIMITS": ("limits", parse_limits),
     "GT_VERBOSE": ("verbose", _flag),
     "GT_PROGRESS": ("progress", _flag),
     "GT_DEBUG_CLIENT": ("debug_client", _flag),

@@ -19,6 +19,7 @@ from gt.wire.codec import Payload, read_bytes
 MAX_UNREAD = 1 << 28  # bytes; a read of any size may begin while fewer are unread
 MAX_SENT = 1 << 29  # unread bytes of answers, not counting reads of COUNTED_BYTES or more
 MAX_QUEUED = 1 << 17  # queued instructions
+OVER_LIMIT = 2  # times its limit on instructions in flight may be queued: clients wait before they reach the limit
 MAX_QUEUED_BYTES = 1 << 30  # of their payloads
 
 
@@ -42,10 +43,12 @@ class Backpressure:
     """The unread answers and the waiting instructions of one session. `asked` is a read of which the size is not known.
 
     A read of COUNTED_BYTES or more counts until the client sends AckRead, a smaller one until its answer is sent. All
-    other bytes sent to the client count until it sends AckBytes.
+    other bytes sent to the client count until it sends AckBytes. `limit` is that on instructions in flight, at which
+    clients wait by themselves (None: there is none).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int | None = None) -> None:
+        self._max_queued = MAX_QUEUED if limit is None else min(MAX_QUEUED, OVER_LIMIT * limit)
         self.asked: FetchTensor | None = None
         self._reads: dict[int, int] = {}  # bytes by request
         self._answered: set[int] = set()  # those of them whose answers were sent
@@ -61,7 +64,7 @@ class Backpressure:
             self._queue.append(batch_slice)
             self._queued += len(batch_slice.instructions)
             self._queued_bytes += batch_slice.nbytes
-        too_many = self._queued > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES
+        too_many = self._queued > self._max_queued or self._queued_bytes > MAX_QUEUED_BYTES
         if len(self._queue) > 1 and too_many:
             raise ProtocolError(
                 f"{self._queued} instructions with {self._queued_bytes} bytes wait because "
@@ -77,6 +80,11 @@ class Backpressure:
         self._queued -= len(batch_slice.instructions)
         self._queued_bytes -= batch_slice.nbytes
         return batch_slice
+
+    @property
+    def queued(self) -> int:
+        """The number of instructions that wait."""
+        return self._queued
 
     @property
     def is_empty(self) -> bool:

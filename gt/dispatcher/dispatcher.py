@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 from gt.core.ids import ALL_SESSIONS, session_of
+from gt.core.limits import Limits
 from gt.core.message_events import Observer
 from gt.core.message_fields import PAYLOAD_RECORDS, owner_of
 from gt.core.messages import (
@@ -50,12 +51,16 @@ log = logging.getLogger("gt.dispatcher")
 
 class Dispatcher:
     """Methods that carry out something return the messages to send, in the one order that all workers follow. The
-    `observer`, if there is one, sees each message. `copy_limit` is the most bytes of copies on a worker (None: half
-    of the memory of the smallest worker). `recent` is set while somebody wants to know the lines of tensors.
-    `note_rejection` is told of the session, the kind and the reason of each instruction that a client got wrong."""
+    `observer`, if there is one, sees each message. `copy_limit` is the most bytes of copies on a worker (None: half of
+    the memory of the smallest worker), and `limits` are those of each session. `recent` is set while somebody wants to
+    know the lines of tensors. `note_rejection` is told of the session, the kind and the reason of each instruction that
+    a client got wrong."""
 
-    def __init__(self, observer: Observer | None = None, copy_limit: int | None = None) -> None:
-        state = self.state = State()
+    def __init__(
+        self, observer: Observer | None = None, copy_limit: int | None = None, limits: Limits | None = None
+    ) -> None:
+        self.limits = limits or Limits()
+        state = self.state = State(limits=self.limits if self.limits.counts_tensors else None)
         outgoing = self._outgoing = MessageQueue(state, observer)
         self._transactions = Transactions(state, outgoing)
         plans_seen = plan_observer()
@@ -127,8 +132,9 @@ class Dispatcher:
         messages = self._recent_messages.get(session.ident)
         return messages.find_sites(session, idents) if messages is not None else {}
 
-    def open_session(self, host: str, pid: int) -> int:
-        session = self._membership.open_session(host, pid)
+    def open_session(self, host: str, pid: int, key: str = "") -> int:
+        """`key` is the name of the key by which the client was let in."""
+        session = self._membership.open_session(host, pid, key)
         self._recent_messages[session] = RecentMessages(self.state.tensors if self.keeps_sites else ())
         return session
 

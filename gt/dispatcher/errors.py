@@ -4,6 +4,7 @@
     ├── UnknownId        it names something that does not exist
     └── IdInUse          it gives a new thing an id that is taken
     NoValue              an input has no value
+    LimitExceeded        the session may not hold so much
     NoWorkers            every worker is lost
 
 Any other exception is an internal error of GT.
@@ -43,6 +44,10 @@ class NoValue(Exception):
     def __init__(self, cause: Cause, what: str) -> None:
         super().__init__(f"{what} has no value because of {cause}")
         self.cause = cause
+
+
+class LimitExceeded(Exception):
+    pass
 
 
 class NoWorkers(Exception):

@@ -160,6 +160,8 @@ class FairQueue:
         if isinstance(instruction, RunOp | QueryOp):
             op = session.ops.get(instruction.op_id)
             nbytes = sum(tensors[ident].nbytes for ident in instruction.inputs if ident in tensors)
+            if self._state.shared:
+                nbytes += sum(self._shared_bytes(ident) for ident in instruction.inputs)
             return 1 + (nbytes + (op.nbytes if op is not None else 0)) // UNIT_BYTES
         if isinstance(instruction, RunSegment):
             segment = session.segments.get(instruction.segment_id)
@@ -171,6 +173,13 @@ class FairQueue:
             ident = instruction.id if isinstance(instruction, FetchTensor) else instruction.input
             return 1 + (tensors[ident].nbytes if ident in tensors else 0) // UNIT_BYTES
         return 0
+
+    def _shared_bytes(self, ident: int) -> int:
+        """The bytes that a worker holds of a tensor whose memory counts as that of another one."""
+        tensor = self._state.tensors.get(ident)
+        if tensor is None or tensor.nbytes or ident not in self._state.shared:
+            return 0
+        return tensor.meta.nbytes // tensor.spec.mesh.size
 
     def begin(self, turn: Turn, workers: Sequence[int]) -> Mark | None:
         """Note that a turn was sent to workers; returns a mark for those of them that are to report now."""

@@ -144,7 +144,7 @@ class GradientBuckets:
         self._limit_plans(session, tuple([move for _, move in bucket]))
         is_replaced = bucket[0][1].source.mesh is bucket[0][1].target.mesh
         for ident, move in () if is_replaced else bucket:
-            self._redistributor.make_room(state.tensor(ident), move.target, kept)
+            self._redistributor.make_room(session, state.tensor(ident), move.target, kept)
         moves = [(ident, ident if is_replaced else state.new_id(session), move) for ident, move in bucket]
         self._redistributor.move_together(session, moves, op, site)
         for ident, moved, move in moves:

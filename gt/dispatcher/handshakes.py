@@ -13,6 +13,7 @@ from typing import NamedTuple
 from gt.core import worker_progress
 from gt.core.errors import ProtocolError
 from gt.core.messages import Hello, Waiting, Welcome, WorkerInfo
+from gt.dispatcher.backpressure import Backpressure
 from gt.dispatcher.delivery import Deliver, Delivery
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.peers import NO_PROGRESS, Peer, PeerTable
@@ -35,9 +36,10 @@ def internal_errors_logged(what: str) -> Generator[None]:
 
 @dataclass
 class _WaitingClient:
-    """A client that was not welcomed yet. `told` is the reason it was told last."""
+    """A client that was not welcomed yet, with the name of its key. `told` is the reason it was told last."""
 
     hello: Hello
+    key: str
     told: str = ""
 
 
@@ -62,13 +64,14 @@ class Handshakes:
         self.is_ending = False
         self._waiting: dict[bytes, _WaitingClient] = {}
 
-    def greet(self, identity: bytes, hello: Hello) -> None:
+    def greet(self, identity: bytes, hello: Hello, key: str) -> None:
+        """`key` is the name of the peer's key."""
         if self.is_ending:
             raise ProtocolError("the server is about to end, and lets in nobody", "unknown")
         if hello.role == "worker":
             self._welcome_worker(identity, hello)
         elif hello.role == "client":
-            self._waiting[identity] = _WaitingClient(hello)
+            self._waiting[identity] = _WaitingClient(hello, key)
         else:
             raise ProtocolError(f"{hello.role!r} is not a role; clients and workers connect here", "unknown")
         self.welcome_waiting()
@@ -115,15 +118,19 @@ class Handshakes:
             with internal_errors_logged("the welcome of a client"):
                 if len(ready) >= client.hello.wants_workers:
                     del self._waiting[identity]
-                    self._welcome_client(identity, client.hello, ready)
+                    self._welcome_client(identity, client, ready)
                 else:
                     self._explain_wait(identity, client, len(ready))
 
-    def _welcome_client(self, identity: bytes, hello: Hello, ready: tuple[WorkerInfo, ...]) -> None:
+    def _welcome_client(self, identity: bytes, client: _WaitingClient, ready: tuple[WorkerInfo, ...]) -> None:
+        hello = client.hello
         start_time = start_mark(hello.pid)
-        ident = self._dispatcher.open_session(hello.host, hello.pid)
+        ident = self._dispatcher.open_session(hello.host, hello.pid, client.key)
         session_secret = secrets.token_hex(16)
-        self._peers.add(identity, Peer(hello, ident, start_time, session_secret=session_secret))
+        limit = self._dispatcher.limits.instructions
+        peer = Peer(hello, ident, start_time, session_secret=session_secret, key=client.key)
+        peer.backpressure = Backpressure(limit)
+        self._peers.add(identity, peer)
         greeting = self.greeting
         welcome = Welcome(
             __version__,
@@ -135,6 +142,7 @@ class Handshakes:
             greeting.log_path,
             greeting.signals,
             greeting.signals_file,
+            limit or 0,
         )
         self._delivery.send_to(identity, [welcome])
         log.info("client %d joined (pid %d on %s)", ident, hello.pid, hello.hostname or host_name())

@@ -27,6 +27,7 @@ from gt.core.messages import (
     NonFiniteReport,
     NoteGradient,
     PlaceTensor,
+    PublishTensor,
     QueryOp,
     ReadMemory,
     ReadNonFinite,
@@ -39,10 +40,12 @@ from gt.core.messages import (
     RunOp,
     RunSegment,
     Stats,
+    SubscribeTensor,
     Synchronize,
     Synchronized,
     TimelineReport,
     Traffic,
+    UnpublishTensor,
     Uploaded,
     WorkerCreateTensor,
     WorkerDefineScope,
@@ -57,6 +60,7 @@ from gt.dispatcher.module_gathers import ModuleGathers
 from gt.dispatcher.op_definitions import OpRecord, layout_from_record, require_layout_fit
 from gt.dispatcher.op_instructions import OpInstructions
 from gt.dispatcher.plan_cache import PlanCache
+from gt.dispatcher.publications import Publications
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.request_records import Reply
 from gt.dispatcher.requests import Requests
@@ -97,7 +101,8 @@ class Instructions:
         self._segments = segments
         self.describe_worker: Callable[[int], str] = lambda worker: "ready"
         self._buckets = GradientBuckets(state, redistributor, plan_cache)
-        ops = OpInstructions(state, outgoing, redistributor, requests, plan_cache, self._buckets)
+        publications = self._publications = Publications(state, outgoing, redistributor, self._buckets)
+        ops = OpInstructions(state, outgoing, redistributor, requests, plan_cache, self._buckets, publications)
         steps = StepCoordinator(state, outgoing, redistributor, self._buckets)
         self._reads = reads = TensorReads(state, outgoing, requests)
         self.actions: dict[type, InstructionAction] = {
@@ -119,6 +124,9 @@ class Instructions:
             EndStep: steps.end,
             LocateTensor: self._locate,
             ReadWorkers: self._read_workers,
+            PublishTensor: publications.publish,
+            UnpublishTensor: publications.unpublish,
+            SubscribeTensor: publications.subscribe,
             Synchronize: self._synchronize,
             ReadTraffic: self._read_traffic,
             ReadStats: self._read_stats,
@@ -140,6 +148,8 @@ class Instructions:
         if byte_range.nbytes != meta.nbytes:
             raise InvalidInstruction(f"{byte_range.nbytes} bytes cannot be a tensor {meta} of {meta.nbytes} bytes")
         spec = self._layout_of_upload(create)
+        tensor = TensorRecord.of(meta, spec, placed=create.layout is not None or None)
+        self._redistributor.require_room(session, [tensor], 1)
         self._state.note_use(session.ident, spec.mesh.workers)
         parts, offset = distinct_parts(spec, meta.shape), byte_range.offset
         sizes = [part.elements * ITEM_BYTES[meta.dtype] for part in parts]
@@ -150,7 +160,7 @@ class Instructions:
             offset += nbytes if byte_range.name else 0
         if byte_range.name:
             self._requests.wait(create.id, spec.mesh.workers, Uploaded)
-        self._state.add_tensor(create.id, TensorRecord.of(meta, spec, placed=create.layout is not None or None))
+        self._state.add_tensor(create.id, tensor)
 
     def _layout_of_upload(self, create: CreateTensor) -> ShardingSpec:
         if create.layout is None:
@@ -174,8 +184,10 @@ class Instructions:
         require_layout_fit(spec, tensor.meta)
         self._plan_cache.require_workers(spec.mesh)
         target = spec.normal(tensor.meta.shape)
+        moved = TensorRecord.of(tensor.meta, target, placed=True)
+        self._redistributor.require_room(session, [moved], 1)
         self._redistributor.move(session, tensor, move.input, move.output, target, "redistribute", move.site)
-        self._state.add_tensor(move.output, TensorRecord.of(tensor.meta, target, placed=True))
+        self._state.add_tensor(move.output, moved)
 
     def _place(self, session: SessionRecord, place: PlaceTensor, _: Buffer | None) -> None:
         """A tensor that was freed, or has no value, is left alone: no value depends on its layout."""

@@ -16,6 +16,7 @@ def check_invariants(state: State) -> None:
     _check_gradients(state)
     _check_byte_counts(state)
     _check_owners(state)
+    _check_shared(state)
     _check_requests(state)
     _check_plans(state)
 
@@ -43,18 +44,29 @@ def _check_gradients(state: State) -> None:
 def _check_byte_counts(state: State) -> None:
     """`bytes_on` is the sum over tensors, copies and previous values, which are on living workers."""
     counted: dict[DeviceMesh, int] = {}
+    uses: dict[int, dict[DeviceMesh, int]] = {session: {} for session in state.uses}
     of_copies = dict.fromkeys(state.copy_bytes, 0)
     previous = {previous.ident: previous.tensor for previous in state.previous_values.values()}
     for ident, tensor in (state.tensors | previous).items():
         assert tensor.spec.is_partition(tensor.meta.shape), (ident, tensor.spec)
         for spec in (tensor.spec, *state.copies.get(ident, {})):
+            is_shared = spec is tensor.spec and ident in state.shared and state.shared[ident][0] != ident
             assert set(spec.mesh.workers) <= state.workers.keys(), (ident, spec)
             assert len(spec.dims) == len(tensor.meta.shape), (ident, spec)
-            counted[spec.mesh] = counted.get(spec.mesh, 0) + TensorRecord.of(tensor.meta, spec).nbytes
+            nbytes = 0 if is_shared else TensorRecord.of(tensor.meta, spec).nbytes
+            assert spec is not tensor.spec or tensor.nbytes == nbytes, (ident, tensor)
+            counted[spec.mesh] = counted.get(spec.mesh, 0) + nbytes
+            own = uses.get(session_of(ident), {})
+            own[spec.mesh] = own.get(spec.mesh, 0) + nbytes
         for spec in state.copies.get(ident, {}):
             of_copies[spec.mesh] += TensorRecord.of(tensor.meta, spec).nbytes
     assert of_copies == state.copy_bytes
     assert counted == {mesh: nbytes for mesh, nbytes in state.bytes_on.items() if nbytes or mesh in counted}
+    assert state.uses.keys() == (state.sessions.keys() if state.limits is not None else set())
+    for session, use in state.uses.items():
+        own = uses[session]
+        assert own == {mesh: nbytes for mesh, nbytes in use.bytes_on.items() if nbytes or mesh in own}
+        assert use.tensors == len([ident for ident in state.tensors if session_of(ident) == session])
 
 
 def _check_owners(state: State) -> None:
@@ -66,6 +78,16 @@ def _check_owners(state: State) -> None:
     }
     for what, idents in owned.items():
         assert all(session_of(ident) in state.sessions for ident in idents), what
+
+
+def _check_shared(state: State) -> None:
+    """Tensors that share memory agree on who they are, and published ones belong to living sessions."""
+    for ident, members in state.shared.items():
+        assert len(members) > 1 and ident in members and members[0] in state.tensors, (ident, members)
+        assert all(state.shared[member] == members for member in members), (ident, members)
+    for published in state.published.values():
+        assert published.session in state.sessions
+        assert published.ident in state.tensors or published.ident in state.missing, published
 
 
 def _check_requests(state: State) -> None:

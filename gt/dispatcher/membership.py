@@ -124,9 +124,9 @@ class Membership:
         lines = describe_losses(losses.missing, find_sites(session, [ident for ident, _ in losses.missing]))
         self._outgoing.answer(session.ident, Lost(0, worker, *self._state.dead_workers[worker], lines=lines))
 
-    def open_session(self, host: str, pid: int) -> int:
+    def open_session(self, host: str, pid: int, key: str = "") -> int:
         with self._transactions.begin():
-            ident = self._state.add_session(host, pid).ident
+            ident = self._state.add_session(host, pid, key).ident
             self._outgoing.observe("CONNECT", f"client {ident}", None)
         return ident
 

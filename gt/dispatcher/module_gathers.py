@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gt.core.ids import session_of
 from gt.core.messages import BeginModule
 from gt.dispatcher.copy_limit import copies_to_drop
 from gt.dispatcher.planner import TensorMove
 from gt.dispatcher.redistribution import Redistributor
+from gt.dispatcher.session_limits import fits
 from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.tensor_records import TensorRecord
 from gt.wire.codec import Buffer
 
 
@@ -52,5 +55,7 @@ class ModuleGathers:
         if tensor is None or tensor.meta != move.meta or tensor.spec is not move.source:
             return False
         if move.target in state.copies.get(ident, {}):
+            return False
+        if not fits(state, session_of(ident), TensorRecord.of(move.meta, move.target).nbytes, 0):
             return False
         return limit is None or not copies_to_drop(state, limit, tensor, move.target, ())

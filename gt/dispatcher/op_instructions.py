@@ -10,6 +10,7 @@ from gt.dispatcher.gradient_buckets import GradientBuckets
 from gt.dispatcher.message_queue import MessageQueue, ToWorkers
 from gt.dispatcher.op_definitions import CachedPlan, OpRecord, plan_key
 from gt.dispatcher.plan_cache import PlanCache
+from gt.dispatcher.publications import Publications
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.session_records import SessionRecord
@@ -32,6 +33,7 @@ class OpInstructions:
     _requests: Requests
     _plan_cache: PlanCache
     _buckets: GradientBuckets
+    _publications: Publications
 
     def run_op(self, session: SessionRecord, op: RunOp, _: Buffer | None) -> None:  # noqa: PLR0912  (hot path)
         """Hot path: an op with a cached plan takes about 1.5 us, so calls are avoided and cases are written out."""
@@ -43,6 +45,8 @@ class OpInstructions:
         writes = record.signature.writes
         if writes and session.halted is not None:
             _require_no_old_write(session, [inputs[position] for position in writes])
+        if writes and state.shared:
+            self._publications.unshare(session, [inputs[position] for position in writes], op.site)
         if state.missing and len(record.signature.fully_written) == 1:
             self._place_target(session, record, op)
         if len(writes) == 1 and state.gradients and inputs[writes[0]] in state.gradients:
@@ -68,6 +72,9 @@ class OpInstructions:
             state.mark_placed([op.inputs[position] for position, spec in cached.plan.sources if spec is None])
         if session.watches:
             self._redistributor.note_collectives(session, cached.plan.collectives, op.site)
+        if state.limits is not None:
+            new = cached.results[: len(cached.results) - len(writes)]
+            self._redistributor.require_room(session, new, len(new), inputs)
         copies = state.apply_results(writes, op.inputs, outputs, cached.results)
         op_id = cached.op_id
         is_unchanged = op_id == op.op_id and inputs is op.inputs
@@ -144,6 +151,7 @@ class OpInstructions:
         if any(self._must_gather(ident, mesh) for ident in query.inputs):
             self._plan_cache.tell_of_gathering(session, record.signature.op, query.site, is_query=True)
         written = [query.inputs[position] for position in record.signature.writes]
+        self._publications.unshare(session, written, query.site)
         for ident in written:
             self._redistributor.gather_for_good(session, ident, mesh, query.site)
         places = policy is not None and policy.places

@@ -5,12 +5,12 @@ from __future__ import annotations
 from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_DISPATCHER_ID, FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
 from gt.core.message_fields import id_fields
-from gt.core.messages import AckBytes, AckRead, Instruction, RunSegment
+from gt.core.messages import AckBytes, AckRead, EndSession, Instruction, ReadSessions, RunSegment
 
 _END = 1 << SESSION_SHIFT
 
 
-def require_ownership(session: int, instruction: Instruction | AckRead | AckBytes) -> None:
+def require_ownership(session: int, instruction: Instruction | AckRead | AckBytes | ReadSessions | EndSession) -> None:
     """A session may name only its own tensors, ops and requests, and none that the dispatcher numbers for it. Ids from
     FIRST_QUERY_ID on are for results of queries. This is the only place where ids are checked."""
     if type(instruction) is RunSegment:

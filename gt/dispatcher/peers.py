@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,8 @@ NO_PROGRESS = (0,) * LENGTH  # of a client, or of a worker of another machine th
 class Peer:
     """A client or worker after its hello. `ident` is a session or a worker's id, and `start_time` identifies its
     process. `progress` shows what a worker does, as in `core/worker_progress.py`. `session_secret` is that of Welcome.
-    The connection of a peer that is `lost` has ended."""
+    The connection of a peer that is `lost` has ended. `key` is the name of its key, and
+    `joined_at` the time of its hello."""
 
     hello: Hello
     ident: int
@@ -27,6 +29,8 @@ class Peer:
     session_secret: str = ""
     backpressure: Backpressure = field(default_factory=Backpressure)
     lost: bool = False
+    key: str = ""
+    joined_at: float = field(default_factory=time.monotonic)
     silence: float = 0.0  # seconds since the last bytes came from a worker of another machine, at the latest check
 
     @property

@@ -12,6 +12,7 @@ from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.op_definitions import MOVE, CachedPlan, MoveKey
 from gt.dispatcher.plan_records import PlanObserver, record_moves
 from gt.dispatcher.planner import Plan, TensorMove, plan_moves
+from gt.dispatcher.session_limits import copies_over_limit
 from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord
@@ -86,7 +87,9 @@ class Redistributor:
         is_reduced = may_replace and bool(tensor.spec.partial) and tensor.spec.mesh is spec.mesh
         is_replaced = may_replace and places and not tensor.placed
         if not is_reduced and not is_replaced:
-            self.make_room(tensor, spec, in_use)
+            self.make_room(session, tensor, spec, in_use)
+        elif self._state.limits is not None:
+            self.require_room(session, [TensorRecord.of(tensor.meta, spec)], in_use=in_use)
         copy = ident if is_reduced else self._state.new_id(session)
         self.move(session, tensor, ident, copy, spec, op, site)
         if is_reduced:
@@ -99,10 +102,23 @@ class Redistributor:
             self._state.note_need(session, ident, TensorMove(tensor.meta, tensor.spec, spec))
         return copy
 
-    def make_room(self, tensor: TensorRecord, spec: ShardingSpec, in_use: Collection[int]) -> None:
-        """Drop copies so that a new one does not exceed the limit."""
+    def make_room(
+        self, session: SessionRecord, tensor: TensorRecord, spec: ShardingSpec, in_use: Collection[int]
+    ) -> None:
+        """Drop copies so that a new one does not exceed the limit on copies, or that of the session. Raises
+        LimitExceeded where the session may not hold the copy even so."""
         limit = self._state.copy_limit
         for copy in () if limit is None else copies_to_drop(self._state, limit, tensor, spec, in_use):
+            self.drop_copy(*self._state.copy_order[copy])
+        if self._state.limits is not None:
+            self.require_room(session, [TensorRecord.of(tensor.meta, spec)], in_use=in_use)
+
+    def require_room(
+        self, session: SessionRecord, new: Sequence[TensorRecord], tensors: int = 0, in_use: Collection[int] = ()
+    ) -> None:
+        """Drop copies of a session so that it may hold the memory of `new`, which counts as so many tensors. Raises
+        LimitExceeded if it may not."""
+        for copy in copies_over_limit(self._state, session.ident, new, tensors, in_use):
             self.drop_copy(*self._state.copy_order[copy])
 
     def _replace_with_copy(self, session: SessionRecord, ident: int, copy: int, spec: ShardingSpec, site: int) -> None:

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gt.core.errors import LimitError
 from gt.core.messages import (
     Answer,
     CreateTensor,
@@ -22,7 +23,7 @@ from gt.core.messages import (
     Uploaded,
 )
 from gt.core.signatures import Signature
-from gt.dispatcher.errors import Cause, InvalidInstruction, NoValue, NoWorkers
+from gt.dispatcher.errors import Cause, InvalidInstruction, LimitExceeded, NoValue, NoWorkers
 from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.sharding.spec import DeviceMesh
@@ -50,6 +51,8 @@ def reject(state: State, session: SessionRecord, instruction: Instruction, error
             return _reject_without_value(state, session, instruction, error.cause)
         if isinstance(error, NoWorkers) and state.dead_workers:
             return _reject_without_value(state, session, instruction, max(state.dead_workers))
+        if isinstance(error, LimitExceeded):
+            return _reject_over_limit(state, session, instruction, error)
         if not isinstance(error, InvalidInstruction | NoWorkers):
             return _reject_for_internal_error(state, session, instruction, error)
     except InvalidInstruction as wrong:
@@ -96,7 +99,38 @@ def _reject_for_internal_error(
     log.error("%s of client %d failed", type(instruction).__name__, session.ident, exc_info=error)
     if not isinstance(instruction, RunOp | QueryOp | CreateTensor | Redistribute):
         return Rejection(answers=[reject_internal_error(instruction, error)])
-    failure = _failure(state, session, instruction, error)
+    text = "".join(traceback.format_exception(error))[-_MAX_TEXT:]
+    message = f"a mistake of GT while the op was planned: {type(error).__name__}: {error}"
+    return _fail(state, session, instruction, "RuntimeError", message, text)
+
+
+def _reject_over_limit(
+    state: State, session: SessionRecord, instruction: Instruction, error: LimitExceeded
+) -> Rejection:
+    """The session may not hold the results of an op, an upload or a copy that it needs: that is a failure of the op,
+    and the session goes on. Other instructions only prepare ops, which fail themselves if they have to."""
+    if isinstance(instruction, RunOp | QueryOp | CreateTensor | Redistribute):
+        return _fail(state, session, instruction, LimitError.__name__, str(error), "")
+    request = _request(instruction)
+    if not request:
+        return Rejection()
+    site = getattr(instruction, "site", 0)
+    kind = type(instruction).__name__
+    return Rejection(
+        answers=[Failed(request, Failure(DISPATCHER, kind, (), site, request, LimitError.__name__, str(error), ""))]
+    )
+
+
+def _fail(
+    state: State,
+    session: SessionRecord,
+    instruction: RunOp | QueryOp | CreateTensor | Redistribute,
+    kind: str,
+    message: str,
+    text: str,
+) -> Rejection:
+    """An op fails before it reaches a worker."""
+    failure = _failure(state, session, instruction, kind, message, text)
     freed = _lose_results(state, session, instruction, failure)
     if isinstance(instruction, QueryOp):
         return Rejection(freed, [Failed(instruction.request, failure, is_own_failure=True)])
@@ -110,7 +144,12 @@ def _unused_memory(create: CreateTensor) -> list[Answer]:
 
 
 def _failure(
-    state: State, session: SessionRecord, instruction: RunOp | QueryOp | CreateTensor | Redistribute, error: Exception
+    state: State,
+    session: SessionRecord,
+    instruction: RunOp | QueryOp | CreateTensor | Redistribute,
+    kind: str,
+    message: str,
+    text: str,
 ) -> Failure:
     match instruction:
         case RunOp(op_id, inputs, outputs):
@@ -122,9 +161,7 @@ def _failure(
         case Redistribute(source, target):
             op, inputs, origin = "redistribute", (source,), target
     shapes = tuple(str(state.meta(ident)) for ident in inputs)
-    text = "".join(traceback.format_exception(error))[-_MAX_TEXT:]
-    message = f"a mistake of GT while the op was planned: {type(error).__name__}: {error}"
-    return Failure(DISPATCHER, op, shapes, instruction.site, origin, "RuntimeError", message, text)
+    return Failure(DISPATCHER, op, shapes, instruction.site, origin, kind, message, text)
 
 
 def _lose_results(

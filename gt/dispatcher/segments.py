@@ -42,6 +42,7 @@ from gt.dispatcher.segment_records import (
     SegmentSplit,
     SplitVariant,
 )
+from gt.dispatcher.session_limits import fits
 from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord
@@ -207,6 +208,10 @@ class Segments:
         externals = [body.id(run, slot) for slot in part.externals]
         if session.halted is not None or self._layouts(externals) != part.layouts:
             return False
+        if state.limits is not None and not self._fits(session, body.ops[part.start : part.end]):
+            return False
+        if state.shared and any(body.id(run, old) in state.shared for old, _ in part.written):
+            return False
         gradients = state.gradients.keys() & externals if state.gradients else ()
         if gradients:
             written = {body.id(run, old) for old, _ in part.written}
@@ -216,6 +221,12 @@ class Segments:
             return False
         new = [body.id(run, slot) for slot, _ in variant.results]
         return all(ident not in table for table in (state.tensors, state.missing, state.may_resize) for ident in new)
+
+    def _fits(self, session: SessionRecord, ops: Sequence[SegmentOp]) -> bool:
+        """Whether the session may hold all results of ops at the same time. If not, it may hold those that are alive
+        together, which planning the ops one by one finds out."""
+        nbytes = sum([session.ops[op.op_id].nbytes for op in ops])
+        return fits(self._state, session.ident, nbytes, sum([len(op.outputs) for op in ops]))
 
     def run_part(self, session: SessionRecord, running: RunPart, _: Buffer | None) -> None:
         """Send a part to its workers, and change the state as its ops would. Hot path."""

@@ -16,6 +16,7 @@ import msgspec
 from gt.core import worker_progress
 from gt.core.errors import ProtocolError
 from gt.core.ids import session_of
+from gt.core.limits import Limits
 from gt.core.message_events import Observer
 from gt.core.message_fields import PAYLOAD_RECORDS
 from gt.core.messages import (
@@ -24,15 +25,19 @@ from gt.core.messages import (
     Activity,
     ByteRange,
     CreateTensor,
+    EndSession,
     Failed,
     FetchTensor,
     Goodbye,
     Hello,
     Instruction,
     OpFailed,
+    ReadSessions,
     Refused,
     Rejected,
     Report,
+    SessionEnded,
+    SessionsRead,
     Uploaded,
     Waiting,
     Welcome,
@@ -48,13 +53,14 @@ from gt.dispatcher.ownership import require_ownership
 from gt.dispatcher.peers import NO_PROGRESS, Peer, PeerTable
 from gt.dispatcher.pending_connections import MAX_MALFORMED, PendingConnections
 from gt.dispatcher.program_view import DispatcherView
+from gt.dispatcher.session_administration import SessionAdministration
 from gt.dispatcher.status import read_unlocked
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.addresses import is_own_address
 from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload
 from gt.wire.connections import Router
-from gt.wire.process_identity import is_running, is_stopped, start_mark, this_host
+from gt.wire.process_identity import host_name, is_running, is_stopped, start_mark, this_host
 from gt.wire.refusals import shorten
 from gt.wire.server_keys import ServerKeys
 
@@ -71,8 +77,8 @@ DRAINING_SECONDS = 30.0  # for the answers that clients wait for when the server
 class Server:
     """`descriptor` becomes readable when a message may have arrived, for a caller that does not block in `turn`. A peer
     that is silent for `silence` seconds is given up (0: never); `ended` are the processes of workers that were killed
-    for that. With `keys` only peers that have them are let in. `copy_limit`: see Dispatcher. `greeting`: what those who
-    join are told. `turned_at` is the time of the last turn."""
+    for that. With `keys` only peers that have them are let in. `copy_limit`, `limits`: see Dispatcher. `greeting`: what
+    those who join are told. `turned_at` is the time of the last turn."""
 
     def __init__(
         self,
@@ -83,6 +89,7 @@ class Server:
         keys: ServerKeys | None = None,
         copy_limit: int | None = None,
         greeting: Greeting | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._router = Router(endpoint, keys, TICK_MS, silence)
         self.refusals = self._router.refusals
@@ -96,7 +103,7 @@ class Server:
         self._next_check = self._next_notice = self.turned_at = time.monotonic()
         self.ended: set[int] = set()
         self.descriptor = self._router.descriptor
-        self.dispatcher = Dispatcher(observer, copy_limit)
+        self.dispatcher = Dispatcher(observer, copy_limit, limits)
         self.dispatcher.keeps_sites = True
         self.dispatcher.set_worker_description(self._describe_state)
         self.dispatcher.note_rejection = self._note_rejection
@@ -108,9 +115,10 @@ class Server:
         self._pending_connections = PendingConnections()
         self._posted: deque[Callable[[], None]] = deque()  # by other threads
         self._held: dict[int, Peer] = {}  # clients with instructions that wait for their backpressure or their turn
-        self._instructions: Decoder[Instruction | AckRead | AckBytes] = Decoder(
-            Instruction | AckRead | AckBytes, MAX_INSTRUCTIONS
+        self._instructions: Decoder[Instruction | AckRead | AckBytes | ReadSessions | EndSession] = Decoder(
+            Instruction | AckRead | AckBytes | ReadSessions | EndSession, MAX_INSTRUCTIONS
         )
+        self._administration = SessionAdministration(self.dispatcher, self.peers)
         self._reports: Decoder[Report | Activity] = Decoder(Report | Activity)
         self._hellos: Decoder[Hello] = Decoder(Hello, MAX_HELLO)
 
@@ -268,7 +276,7 @@ class Server:
             raise ProtocolError(f"a {hello.role} at {address} says that it is a process of this machine", "foreign")
         if hello.role in ("client", "worker"):
             self._router.admit(identity)
-        self._handshakes.greet(identity, hello)
+        self._handshakes.greet(identity, hello, self._router.key_of(identity))
 
     def _receive_instructions(self, peer: Peer, frames: Sequence[Frame]) -> None:
         batch, payloads = self._instructions.decode(frames)
@@ -283,6 +291,9 @@ class Server:
                 continue
             if isinstance(instruction, AckBytes):
                 peer.backpressure.note_taken(instruction.nbytes)
+                continue
+            if isinstance(instruction, ReadSessions | EndSession):
+                self._administer(peer, instruction)
                 continue
             if isinstance(instruction, CreateTensor):
                 _require_own_buffer(peer, instruction.byte_range.name)
@@ -302,6 +313,22 @@ class Server:
             self._give_up_client(peer, f"was ended: {error}")
             return
         self._proceed(peer)
+
+    def _administer(self, peer: Peer, request: ReadSessions | EndSession) -> None:
+        """List the sessions, or end one."""
+        sessions = self._administration.list_for(peer)
+        answer: SessionsRead | Rejected = SessionsRead(request.request, sessions)
+        if isinstance(request, EndSession):
+            found = self._administration.find(peer, request.session)
+            if isinstance(found, str):
+                answer = Rejected(request.request, found)
+            else:
+                listed = tuple([each for each in sessions if each.session == request.session])
+                answer = SessionsRead(request.request, listed)
+                who = f"{peer.key or 'a client'} ({peer.process} on {peer.hello.hostname or host_name()})"
+                why = f": {request.reason}" if request.reason else ""
+                self._give_up_client(found, f"was ended by {who}{why}; its tensors are freed", SessionEnded)
+        self.delivery.send_to(self.peers.clients[peer.ident], [answer])
 
     def _passed_on(
         self, peer: Peer, create: CreateTensor, number: int, payloads: MutableSequence[Payload]
@@ -504,11 +531,11 @@ class Server:
         self._forget(peer)
         self._lose_worker(peer, reason)
 
-    def _give_up_client(self, peer: Peer, reason: str) -> None:
+    def _give_up_client(self, peer: Peer, reason: str, kind: type[Refused] | type[SessionEnded] = Refused) -> None:
         log.warning("client %d (%s) %s", peer.ident, peer.process, reason)
         identity = self.peers.clients[peer.ident]
         with internal_errors_logged("a refusal"):
-            self.delivery.send_to(identity, [Refused(f"the session {reason} (server: GT {__version__})")])
+            self.delivery.send_to(identity, [kind(f"the session {reason} (server: GT {__version__})")])
         self._forget(peer)
         if not peer.lost:
             self._pending_connections.close_soon(identity, time.monotonic())

@@ -37,7 +37,7 @@ class RunningModule(NamedTuple):
 
 @dataclass
 class SessionRecord:
-    """A client's session.
+    """A client's session. `key` is the name of the key by which it was let in ("": that of the server's own program).
 
     `ops`, `sites` and `scopes` are the client's definitions by id; `program_names` are the names of ops by the ids that
     the dispatcher gave to their programs, and `move_plans` the cached plans of moves. `forgotten` are facts about the
@@ -53,6 +53,7 @@ class SessionRecord:
     ident: int
     host: str
     pid: int
+    key: str = ""
     ops: dict[int, OpRecord] = field(default_factory=dict)
     sites: dict[int, tuple[str, int]] = field(default_factory=dict)
     scopes: dict[int, ScopeRecord] = field(default_factory=dict)

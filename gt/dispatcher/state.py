@@ -19,6 +19,7 @@ from gt.dispatcher.request_records import PendingRequest
 from gt.dispatcher.segment_records import SegmentKey, SegmentRecord, SegmentSplit
 from gt.dispatcher.session_records import HaltedStep, RunningModule, ScopeRecord, SessionRecord
 from gt.dispatcher.tensor_losses import TensorLosses
+from gt.dispatcher.tensor_records import PublishedTensor, SessionUse
 from gt.dispatcher.worker_records import LOOPBACK, DeadWorker, WorkerRecord
 from gt.sharding.foreach_subsets import ForeachSubset
 from gt.sharding.spec import DeviceMesh
@@ -31,7 +32,8 @@ MODULES_KEPT = 1 << 14  # modules of a session whose needed layouts are remember
 @dataclass
 class State(TensorLosses):
     """`pending` are unanswered requests by id, `dead_workers` those that were lost. `copy_limit` is the most bytes of
-    copies on a worker (None: there is no limit). `store` is the key-value store at which process groups are formed, on
+    copies on a worker (None: there is no limit). `published` are the tensors that sessions have published, by name.
+    `store` is the key-value store at which process groups are formed, on
     the worker `store_host`."""
 
     copy_limit: int | None = None
@@ -39,6 +41,7 @@ class State(TensorLosses):
     sessions: dict[int, SessionRecord] = field(default_factory=dict)
     pending: dict[int, PendingRequest] = field(default_factory=dict)
     dead_workers: dict[int, DeadWorker] = field(default_factory=dict)
+    published: dict[str, PublishedTensor] = field(default_factory=dict)
     store: WorkerJoinStore | None = None
     store_host: int = -1
     workers_joined: int = 0
@@ -134,11 +137,13 @@ class State(TensorLosses):
 
     # Sessions
 
-    def add_session(self, host: str, pid: int) -> SessionRecord:
+    def add_session(self, host: str, pid: int, key: str = "") -> SessionRecord:
         ident = self.sessions_opened + 1
         self.undo.assign(self, "sessions_opened", ident)
-        session = SessionRecord(ident, host, pid)
+        session = SessionRecord(ident, host, pid, key)
         self.undo.put(self.sessions, ident, session)
+        if self.limits is not None:
+            self.undo.put(self.uses, ident, SessionUse())
         return session
 
     def remove_session(self, ident: int) -> None:
@@ -146,10 +151,21 @@ class State(TensorLosses):
         self.undo.drop(self.sessions, ident)
         for request in [request for request in self.pending if session_of(request) == ident]:
             self.drop_request(request)
+        for name in [name for name, published in self.published.items() if published.session == ident]:
+            self.undo.drop(self.published, name)
         for tensor in self.tensors_of(ident):
             self.remove(tensor)
         for worker in self.workers.values():
             self.undo.discard(worker.known_ops, [op_id for op_id in worker.known_ops if session_of(op_id) == ident])
+        if self.limits is not None:
+            self.undo.drop(self.uses, ident)
+
+    def publish(self, name: str, published: PublishedTensor) -> None:
+        self.undo.put(self.published, name, published)
+
+    def unpublish(self, name: str) -> list[tuple[int, DeviceMesh]]:
+        """Returns the published version, to be freed: subscribers have ids of their own."""
+        return self.remove(self.undo.drop(self.published, name).ident)
 
     def has_ended(self, session: int) -> bool:
         """Whether a session has ended; workers may still report to it. Raises ProtocolError for a session that never

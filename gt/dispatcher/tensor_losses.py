@@ -95,7 +95,7 @@ class TensorLosses(TensorTables):
         tensor = self.tensors[ident]
         _add_useless(losses, ident, tensor.spec, rest, worker)
         if rest is not None:
-            self.set_layout(ident, rest)
+            self.set_layout(ident, rest, is_moved=False)
             return
         copies = self.copies.get(ident, {})
         spec = next((spec for spec in copies if spec.is_partition(tensor.meta.shape)), None)
@@ -111,7 +111,7 @@ class TensorLosses(TensorTables):
 
     def forget_meshes_of(self, worker: int) -> None:
         """Drop the byte counts of meshes with a lost worker: no tensor is on them any more."""
-        for table in (self.bytes_on, self.copy_bytes):
+        for table in (self.bytes_on, self.copy_bytes, *[use.bytes_on for use in self.uses.values()]):
             for mesh in [mesh for mesh in table if worker in mesh]:
                 self.undo.drop(table, mesh)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gt.core.meta import ITEM_BYTES, TensorMeta
@@ -28,6 +30,29 @@ class TensorRecord(NamedTuple):
         return cls(meta, spec, nbytes, spec.mesh.size > 1 if placed is None else placed)
 
 
+@dataclass
+class SessionUse:
+    """The tensors of a session, with a value, and their bytes on each worker of a mesh, copies included."""
+
+    tensors: int = 0
+    bytes_on: dict[DeviceMesh, int] = field(default_factory=dict)
+
+    def add(self, tensors: Sequence[TensorRecord]) -> None:
+        """Count new tensors."""
+        self.tensors += len(tensors)
+        for tensor in tensors:
+            mesh = tensor.spec.mesh
+            self.bytes_on[mesh] = self.bytes_on.get(mesh, 0) + tensor.nbytes
+
+    def take(self, tensor: TensorRecord) -> None:
+        """Count a tensor no more."""
+        self.tensors -= 1
+        self.bytes_on[tensor.spec.mesh] -= tensor.nbytes
+
+    def bytes_at(self, worker: int) -> int:
+        return sum(nbytes for mesh, nbytes in self.bytes_on.items() if nbytes and worker in mesh)
+
+
 class MissingValue(NamedTuple):
     """A tensor without a value, and the cause."""
 
@@ -52,6 +77,15 @@ class GradientRecord(NamedTuple):
     move: TensorMove
     exchange: tuple[object, ...]
     nbytes: int
+
+
+class PublishedTensor(NamedTuple):
+    """A value that a session has published: the id of this version, the session that holds it, and the names of other
+    keys whose sessions may subscribe."""
+
+    ident: int
+    session: int
+    to: tuple[str, ...]
 
 
 class Losses(NamedTuple):

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gt.core.ids import session_of, short_id
+from gt.core.limits import Limits
 from gt.core.messages import VersionSpan
 from gt.core.meta import TensorMeta
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoValue, UnknownId
-from gt.dispatcher.tensor_records import GradientRecord, MissingValue, PreviousValue, TensorRecord
+from gt.dispatcher.tensor_records import GradientRecord, MissingValue, PreviousValue, SessionUse, TensorRecord
 from gt.dispatcher.undo_log import UndoLog
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 
@@ -28,8 +29,9 @@ class TensorTables:
     for missing tensors that should have been written, the value before the write. `may_resize` are tensors that an
     unanswered query may resize. `gradients` are gradients of parameters that were partial when autograd made them;
     those that still are wait to be reduced together. `bytes_on` counts the bytes on each worker of a mesh, copies
-    included.
-    """
+    included. `shared` has the tensors that share memory with others, each with all of these in the order in which the
+    memory counts: as that of the first, and the others have no bytes. `uses` counts the same for each session, and is
+    kept only if there are `limits` to the tensors of a session."""
 
     tensors: dict[int, TensorRecord] = field(default_factory=dict)
     copies: dict[int, dict[ShardingSpec, int]] = field(default_factory=dict)
@@ -40,6 +42,9 @@ class TensorTables:
     previous_values: dict[int, PreviousValue] = field(default_factory=dict)
     may_resize: set[int] = field(default_factory=set)
     gradients: dict[int, GradientRecord] = field(default_factory=dict)
+    shared: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    limits: Limits | None = None
+    uses: dict[int, SessionUse] = field(default_factory=dict)
     undo: UndoLog = field(default_factory=UndoLog, compare=False, repr=False)
 
     # Lookup
@@ -102,7 +107,7 @@ class TensorTables:
     def add_tensor(self, ident: int, tensor: TensorRecord) -> None:
         assert ident not in self.tensors and ident not in self.missing, f"tensor {short_id(ident)} is there already"
         self.undo.put(self.tensors, ident, tensor)
-        self._count_bytes(tensor.spec.mesh, tensor.nbytes)
+        self._count_bytes(ident, tensor.spec.mesh, tensor.nbytes, 1)
 
     def apply_results(
         self, writes: Sequence[int], inputs: Sequence[int], outputs: Sequence[int], results: Sequence[TensorRecord]
@@ -117,6 +122,8 @@ class TensorTables:
             if self.gradients:
                 self._follow_gradients(writes, inputs, outputs, results)
             copies = [copy for position in writes for copy in self._consume(inputs[position])]
+        if self.limits is not None and results:
+            self.uses[session_of(outputs[0])].add(results)
         for position, tensor in enumerate(results):  # a zip takes longer
             tensors[outputs[position]] = tensor
             mesh = tensor.spec.mesh
@@ -131,10 +138,14 @@ class TensorTables:
         the undo log, as in `apply_results`."""
         tensors, bytes_on = self.tensors, self.bytes_on
         copies = [copy for ident in written for copy in self._consume(ident)]
+        if self.shared:
+            self._leave_groups(freed)
         for ident in freed:
             self._consume(ident)
             if self.gradients:
                 self.gradients.pop(ident, None)
+        if self.limits is not None and results:
+            self.uses[session_of(results[0][0])].add([tensor for _, tensor in results])
         for ident, tensor in results:
             tensors[ident] = tensor
             mesh = tensor.spec.mesh
@@ -147,6 +158,8 @@ class TensorTables:
             return self.remove(ident)[1:]
         tensor = self.tensors.pop(ident)
         self.bytes_on[tensor.spec.mesh] -= tensor.nbytes
+        if self.limits is not None:
+            self.uses[session_of(ident)].take(tensor)
         return []
 
     def _placed_like_inputs(
@@ -161,15 +174,20 @@ class TensorTables:
         ]
         return (*results[:count], *versions)
 
-    def set_layout(self, ident: int, spec: ShardingSpec) -> None:
-        """Give a tensor another layout, and mark it as placed; its copies stay."""
+    def set_layout(self, ident: int, spec: ShardingSpec, *, is_moved: bool = True) -> None:
+        """Give a tensor another layout, and mark it as placed; its copies stay. One that `is_moved` has memory of its
+        own then; any other has the same memory on fewer workers."""
+        if is_moved and ident in self.shared:
+            self.unshare(ident)
         before = self.tensors[ident]
         after = TensorRecord.of(before.meta, spec, placed=True)
-        self._count_bytes(before.spec.mesh, -before.nbytes)
+        if self._is_counted_elsewhere(ident):
+            after = after._replace(nbytes=0)
+        self._count_bytes(ident, before.spec.mesh, -before.nbytes)
         if ident in self.gradients and spec not in self.gradients[ident].move:
             self.undo.drop(self.gradients, ident)
         self.undo.put(self.tensors, ident, after)
-        self._count_bytes(spec.mesh, after.nbytes)
+        self._count_bytes(ident, spec.mesh, after.nbytes)
 
     def resize(self, ident: int, meta: TensorMeta) -> list[tuple[int, DeviceMesh]]:
         """A whole tensor was resized by a query. Returns its copies, to be freed."""
@@ -188,7 +206,7 @@ class TensorTables:
     def add_copy(self, ident: int, spec: ShardingSpec, copy: int) -> None:
         self.undo.put(self.copies, ident, {**self.copies.get(ident, {}), spec: copy})
         self.undo.put(self.copy_order, copy, (ident, spec))
-        self._count_copy(self.tensors[ident].meta, spec, 1)
+        self._count_copy(copy, self.tensors[ident].meta, spec, 1)
 
     def use_copy(self, ident: int, spec: ShardingSpec) -> int | None:
         """The id of the copy in one layout, which is now the most recently used one; None if there is none. The order
@@ -225,10 +243,12 @@ class TensorTables:
             return self._remove_previous_value(ident)
         if ident not in self.tensors:
             return []
+        if ident in self.shared:
+            self._leave_group(ident)
         tensor = self.undo.drop(self.tensors, ident)
         if ident in self.gradients:
             self.undo.drop(self.gradients, ident)
-        self._count_bytes(tensor.spec.mesh, -tensor.nbytes)
+        self._count_bytes(ident, tensor.spec.mesh, -tensor.nbytes, -1)
         freed = [(ident, tensor.spec.mesh)]
         if ident in self.copies:
             for spec, copy in self.undo.drop(self.copies, ident).items():
@@ -240,17 +260,19 @@ class TensorTables:
         if ident not in self.previous_values:
             return []
         previous = self.undo.drop(self.previous_values, ident)
-        self._count_bytes(previous.tensor.spec.mesh, -previous.tensor.nbytes)
+        self._count_bytes(ident, previous.tensor.spec.mesh, -previous.tensor.nbytes)
         return [(previous.ident, previous.tensor.spec.mesh)]
 
     def _keep_previous_value(self, ident: int, previous: PreviousValue) -> None:
         self.undo.put(self.previous_values, ident, previous)
-        self._count_bytes(previous.tensor.spec.mesh, previous.tensor.nbytes)
+        self._count_bytes(ident, previous.tensor.spec.mesh, previous.tensor.nbytes)
 
     def free(self, idents: Sequence[int]) -> dict[DeviceMesh, list[int]]:
         """Remove tensors and their copies; returns their ids by mesh. Hot path, and like `apply_results` the last
         change of an instruction: not recorded in the undo log."""
         tensors, copies, bytes_on = self.tensors, self.copies, self.bytes_on
+        if self.shared:
+            self._leave_groups(idents)
         if self.gradients:
             for ident in self.gradients.keys() & idents:
                 del self.gradients[ident]
@@ -264,25 +286,80 @@ class TensorTables:
             del tensors[ident]
             mesh = tensor.spec.mesh
             bytes_on[mesh] -= tensor.nbytes
+            if self.limits is not None:
+                self.uses[session_of(ident)].take(tensor)
             if mesh in freed:
                 freed[mesh].append(ident)
             else:
                 freed[mesh] = [ident]
         return freed
 
+    # Shared memory
+
+    def share(self, source: int, target: int) -> None:
+        """Add a tensor that has the memory of another one, in the layout in which that is."""
+        tensor = self.tensors[source]
+        self.add_tensor(target, tensor._replace(nbytes=0, placed=True))
+        members = (*self.shared.get(source, (source,)), target)
+        for member in members:
+            self.undo.put(self.shared, member, members)
+
+    def unshare(self, ident: int) -> None:
+        """A tensor gets memory of its own, whose bytes count."""
+        is_counted = not self._is_counted_elsewhere(ident)
+        self._leave_group(ident)
+        if not is_counted:
+            self._count_whole(ident)
+
+    def _is_counted_elsewhere(self, ident: int) -> bool:
+        """Whether the memory of a tensor counts as that of another one."""
+        return ident in self.shared and self.shared[ident][0] != ident
+
+    def _leave_groups(self, idents: Sequence[int]) -> None:
+        for ident in self.shared.keys() & idents:
+            self._leave_group(ident)
+
+    def _leave_group(self, ident: int) -> None:
+        """A tensor does not share its memory any more. If that was counted as its own, it is now that of the next."""
+        members = self.undo.drop(self.shared, ident)
+        rest = tuple([member for member in members if member != ident])
+        if members[0] == ident:
+            self._count_whole(rest[0])
+        for member in rest:
+            if len(rest) > 1:
+                self.undo.put(self.shared, member, rest)
+            else:
+                self.undo.drop(self.shared, member)
+
+    def _count_whole(self, ident: int) -> None:
+        """Count the bytes of a tensor that had none because it shared memory."""
+        tensor = self.tensors[ident]
+        counted = TensorRecord.of(tensor.meta, tensor.spec, tensor.placed)
+        self.undo.put(self.tensors, ident, counted)
+        self._count_bytes(ident, counted.spec.mesh, counted.nbytes - tensor.nbytes)
+
     # Byte counts
 
     def _forget_copy(self, copy: int, meta: TensorMeta, spec: ShardingSpec) -> None:
         self.undo.drop(self.copy_order, copy)
-        self._count_copy(meta, spec, -1)
+        self._count_copy(copy, meta, spec, -1)
 
-    def _count_copy(self, meta: TensorMeta, spec: ShardingSpec, sign: int) -> None:
-        nbytes = sign * TensorRecord.of(meta, spec).nbytes
+    def copy_size(self, meta: TensorMeta, spec: ShardingSpec) -> int:
+        """The largest number of bytes that one worker holds of a copy."""
+        return TensorRecord.of(meta, spec).nbytes
+
+    def _count_copy(self, copy: int, meta: TensorMeta, spec: ShardingSpec, sign: int) -> None:
+        nbytes = sign * self.copy_size(meta, spec)
         self.undo.put(self.copy_bytes, spec.mesh, self.copy_bytes.get(spec.mesh, 0) + nbytes)
-        self._count_bytes(spec.mesh, nbytes)
+        self._count_bytes(copy, spec.mesh, nbytes)
 
-    def _count_bytes(self, mesh: DeviceMesh, nbytes: int) -> None:
+    def _count_bytes(self, ident: int, mesh: DeviceMesh, nbytes: int, tensors: int = 0) -> None:
+        """Count bytes of a tensor, or of a copy, and the tensor itself if it is new (1) or removed (-1)."""
         self.undo.put(self.bytes_on, mesh, self.bytes_on.get(mesh, 0) + nbytes)
+        if self.limits is not None:
+            use = self.uses[session_of(ident)]
+            self.undo.put(use.bytes_on, mesh, use.bytes_on.get(mesh, 0) + nbytes)
+            self.undo.assign(use, "tensors", use.tensors + tensors)
 
     # Gradients
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from gt.core.errors import SessionError, WorkerLost
+from gt.core.limits import Limits
 from gt.core.message_events import Observer
 from gt.core.messages import Answer, Instruction, Welcome
 from gt.core.program_status import ProgramStatus
@@ -41,11 +42,12 @@ class HostedDispatcherChannel:
         observer: Observer | None = None,
         silence: float = 0,
         copy_limit: int | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._processes = processes
         self._payloads = Payloads(copy)
         try:
-            self._server = Server(processes.endpoint, observer, silence=silence, copy_limit=copy_limit)
+            self._server = Server(processes.endpoint, observer, silence=silence, copy_limit=copy_limit, limits=limits)
         except zmq.ZMQError as error:
             raise SessionError(
                 f"cannot listen at {processes.endpoint}: {error}; the directory for temporary files (TMPDIR) must be "

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from gt.core.errors import SessionError
+from gt.core.limits import Limits
 from gt.core.message_events import Observer
 from gt.core.messages import ByteRange, Command, Instruction, Report, RunOp, Welcome
 from gt.core.program_status import ProgramStatus
@@ -43,11 +44,12 @@ class InProcessChannel:
         observer: Observer | None = None,
         copy_limit: int | None = None,
         compiling: CompileSettings | None = None,
+        limits: Limits | None = None,
         hosts: Sequence[str] = (),
     ) -> None:
         compiling = compiling or CompileSettings()
         self._compile_server = CompileServerConnection(own_directory, compiling)
-        self.dispatcher = Dispatcher(observer, copy_limit)
+        self.dispatcher = Dispatcher(observer, copy_limit, limits)
         self.view = DispatcherView(self.dispatcher, self._read_progress)
         self._observer = observer
         self.executors = [self._make_executor(number, backend, compiling) for number in range(workers)]

@@ -25,7 +25,7 @@ class PendingSession:
         try:
             observer = open_log(settings.log)
             self.channel = HostedDispatcherChannel(
-                self.processes, copy, observer, settings.heartbeat_timeout, settings.copy_limit
+                self.processes, copy, observer, settings.heartbeat_timeout, settings.copy_limit, settings.limits
             )
         except BaseException:
             self.processes.stop()

@@ -20,6 +20,7 @@ from gt.client.session import FORKED, Session
 from gt.client.torch_patches.torch_compile import patch_compile
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
+from gt.core.limits import Limits, parse_limits
 from gt.core.readable_units import short_site
 from gt.core.settings import BACKENDS, MODES, Settings, parse_address, read_settings
 from gt.debug.traces import Trace
@@ -79,6 +80,7 @@ def init(
     server: str | None = None,
     min_workers: int | None = None,
     hosts: Sequence[str] = (),
+    limits: str | None = None,
 ) -> None:
     """Start GT. Without arguments: as the environment says, or with one worker in this process.
 
@@ -86,6 +88,8 @@ def init(
     this process; `mode="shapes"` plans for workers that do not exist, and computes nothing; `server="localhost:12345"`
     joins a running server, and waits until it has `min_workers` (default: GT_MIN_WORKERS, or 1). `hosts=` names the
     machine of each virtual worker, or of each one that does not exist: plans are then those for several machines.
+    `limits="bytes=4GiB,tensors=10000"` are the most bytes that the program may hold on each of its own workers, and the
+    most tensors; a server has limits of its own.
 
     >>> gt.init(workers=4, mode="virtual", hosts=["a", "b", "a", "b"])
     >>> gt.randn(8, 2).spec.mesh.workers
@@ -96,7 +100,7 @@ def init(
             raise SessionError("GT is running already; call gt.shutdown() first, or gt.init() before the first tensor")
         if workers is None and server is None:
             workers = _state.workers_wanted or None
-        settings = _resolve(workers, mode, backend, server)
+        settings = _resolve(workers, mode, backend, server, limits)
         settings = _with_min_workers(settings, min_workers)
         hosts = _check_hosts(hosts, settings)
         configure_logging(settings)
@@ -239,7 +243,9 @@ def _finish_start(start: PendingSession) -> Session:
         raise
 
 
-def _resolve(workers: int | None, mode: str | None, backend: str | None, server: str | None) -> Settings:
+def _resolve(
+    workers: int | None, mode: str | None, backend: str | None, server: str | None, limits: str | None = None
+) -> Settings:
     """The settings of the environment, overridden by arguments, and checked together."""
     settings = read_settings()
     given: dict[str, Any] = {}
@@ -247,6 +253,8 @@ def _resolve(workers: int | None, mode: str | None, backend: str | None, server:
         given |= {"workers": _check_count(workers, "gt.init(workers=)"), "server": ""}
     if backend is not None:
         given["backend"] = _check_name(backend, BACKENDS, "backend")
+    if limits is not None:
+        given["limits"] = _check_limits(limits)
     if server is not None:
         if workers is not None:
             raise SettingsError("gt.init() takes workers= to start some or server= to join one that has them, not both")
@@ -260,6 +268,8 @@ def _resolve(workers: int | None, mode: str | None, backend: str | None, server:
         )
     if chosen == "connected" and not settings.server:
         raise SettingsError("mode='connected' needs server='localhost:PORT' or GT_SERVER")
+    if chosen == "connected" and limits is not None:
+        raise SettingsError("gt.init(limits=) is for workers of this program: a server is started with its limits")
     return msgspec.structs.replace(settings, mode=chosen)
 
 
@@ -276,6 +286,13 @@ def _check_count(count: object, what: str) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise SettingsError(f"{what} takes a whole number of workers of at least 1, not {count!r}")
     return count
+
+
+def _check_limits(text: object) -> Limits:
+    try:
+        return parse_limits(str(text))
+    except ValueError as error:
+        raise SettingsError(f"gt.init(limits={text!r}) is not possible: {error}") from None
 
 
 def _check_hosts(hosts: Sequence[str], settings: Settings) -> tuple[str, ...]:
@@ -310,11 +327,17 @@ def _open(settings: Settings, hosts: Sequence[str] = ()) -> Session:
         return _open_connected(settings)
     observer = open_log(settings.log)
     if settings.mode == "shapes":
-        shapes = ShapesChannel(settings.workers or 1, observer, settings.copy_limit, hosts)
+        shapes = ShapesChannel(settings.workers or 1, observer, settings.copy_limit, settings.limits, hosts)
         session = Session(shapes, shapes.welcome(), settings.auto_shard, settings.hot_path, computes=False)
         return _observed(session, shapes, settings)
     channel = InProcessChannel(
-        settings.workers or 1, settings.backend, observer, settings.copy_limit, settings.compiling, hosts
+        settings.workers or 1,
+        settings.backend,
+        observer,
+        settings.copy_limit,
+        settings.compiling,
+        settings.limits,
+        hosts,
     )
     display = open_display(settings.progress)
     session = Session(channel, channel.welcome(), settings.auto_shard, settings.hot_path, display)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gt.core.limits import Limits
 from gt.core.message_events import Observer
 from gt.core.messages import (
     Instruction,
@@ -66,9 +67,10 @@ class ShapesChannel:
         workers: int,
         observer: Observer | None = None,
         copy_limit: int | None = None,
+        limits: Limits | None = None,
         hosts: Sequence[str] = (),
     ) -> None:
-        self.dispatcher = Dispatcher(observer, copy_limit)
+        self.dispatcher = Dispatcher(observer, copy_limit, limits)
         self._observer = observer
         for host in hosts or ["here"] * workers:
             number, _ = self.dispatcher.join_worker("cpu", host, os.getpid(), hostname=host if hosts else "")

@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 from gt.core.errors import GTError, SettingsError
+from gt.core.limits import parse_limits
 from gt.core.settings import Settings, check_host, read_settings
 from gt.dispatcher.captures import DispatcherCaptures
 from gt.dispatcher.handshakes import Greeting
@@ -46,6 +47,12 @@ def main() -> int:
         print(f"gt.server: {error}", file=sys.stderr)
         return 2
     options = _parse()
+    try:
+        if options.limits is not None:
+            settings = msgspec.structs.replace(settings, limits=parse_limits(options.limits))
+    except ValueError as error:
+        print(f"gt.server: --limits {options.limits}: {error}", file=sys.stderr)
+        return 2
     configure_logging(settings)
     try:
         with contextlib.ExitStack() as stack:
@@ -75,6 +82,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="signals for programs that do not configure these themselves"
     )
+    parser.add_argument(
+        "--limits", metavar="LIMITS", help="of each session, for example bytes=4GiB,tensors=10000,instructions=5000"
+    )
     parser.add_argument("--log", type=Path, metavar="FILE", help="append who joins and leaves, and warnings, to a file")
     parser.add_argument("--json", action="store_true", help="print a JSON object with the address when it listens")
     parser.add_argument(
@@ -95,6 +105,7 @@ def _serve(options: argparse.Namespace, settings: Settings, listening: Listening
                 keys=listening.keys,
                 copy_limit=settings.copy_limit,
                 greeting=_read_signals(options.config),
+                limits=settings.limits,
             )
         except zmq.ZMQError as error:
             at = listening.endpoint

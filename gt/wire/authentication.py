@@ -18,7 +18,7 @@ from gt.wire.server_keys import ServerKeys
 log = logging.getLogger("gt.wire")
 _ENDPOINT = "inproc://zeromq.zap.01"
 _STOP = "inproc://gt-authenticator"
-_MEMBER = "this machine"  # the name of the key that a server writes for its own user
+OWN_USER = "this machine"  # the name of the key that a server writes for its own user
 _SHOWN = 8  # characters of a key in a log
 
 
@@ -86,7 +86,7 @@ class AcceptedKeys:
     def name(self, public: bytes) -> str | None:
         """The name of a key; None if it is not let in. While the directory cannot be used, none of its keys is."""
         if public == self._member:
-            return _MEMBER
+            return OWN_USER
         if self._directory is None:
             return None
         try:

@@ -237,6 +237,7 @@ class Router:
         self._peers: dict[bytes, int] = {}
         self._unknown: dict[int, None] = {}  # descriptors of connections that were not admitted, the oldest first
         self._addresses: dict[int, str] = {}  # of the other ends, by descriptor
+        self._keys_of: dict[bytes, str] = {}  # the names of the keys of peers
         self._problem: str | None = None  # of the handshake that has just failed
         self._lost: list[bytes] = []
         self._dropped: set[bytes] = set()  # peers whose connections were closed for their bytes, and have not ended yet
@@ -246,15 +247,16 @@ class Router:
         message = receive_from(self._socket, self._peers, waits=waits)
         if message is None:
             return None
-        frames, descriptor = message
+        frames, sender = message
         name = frames.pop(0)
-        if name not in self._peers:
+        if sender is not None:
             if len(name) != _NAME_BYTES or name[0]:
-                self._refuse_name(descriptor)
+                self._refuse_name(sender.descriptor)
                 return None
             self._notice_losses()  # first, because the descriptor may have belonged to another connection
-            self._peers[name] = descriptor
-            self._names[descriptor] = name
+            self._peers[name] = sender.descriptor
+            self._names[sender.descriptor] = name
+            self._keys_of[name] = sender.key
         self._wire_bytes.note_received(name, frames)
         return name, frames
 
@@ -318,6 +320,10 @@ class Router:
         """The address of a peer, for people; "" if it is not known."""
         return self._addresses.get(self._peers.get(name, -1), "")
 
+    def key_of(self, name: bytes) -> str:
+        """The name of the key of a peer; "" without encryption."""
+        return self._keys_of.get(name, "")
+
     def silence_of(self, name: bytes) -> float | None:
         """The seconds since bytes came from a peer, answers to heartbeats among them; None if that is not
         known."""
@@ -368,6 +374,7 @@ class Router:
         name = self._names.pop(descriptor, None)
         if name is not None:
             del self._peers[name]
+            del self._keys_of[name]
             self._wire_bytes.forget(name)
             self._dropped.discard(name)
             self._lost.append(name)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import sys
 from pathlib import Path
+
+_MAX_PROGRAM = 100  # characters of a name
 
 
 @functools.cache
@@ -85,3 +88,11 @@ def is_running(pid: int, mark: str) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def program_name() -> str:
+    """The name of the program that this process runs, for people."""
+    name = os.path.basename(sys.argv[0] if sys.argv else "")
+    if name == "__main__.py":
+        name = f"{os.path.basename(os.path.dirname(sys.argv[0]))} (-m)"
+    return (name or "python")[:_MAX_PROGRAM]

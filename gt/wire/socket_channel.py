@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gt.core.errors import ConnectionLost, ProtocolError, ServerLost, SessionError
+from gt.core.errors import ConnectionLost, ProtocolError, ServerLost, SessionError, SessionLost
 from gt.core.messages import (
     ACKNOWLEDGED_BYTES,
     COUNTED_BYTES,
@@ -19,6 +19,7 @@ from gt.core.messages import (
     Hello,
     Instruction,
     Refused,
+    SessionEnded,
     TensorRead,
     Waiting,
     Welcome,
@@ -33,7 +34,7 @@ from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, encode, encode_batch
 from gt.wire.connections import Link, NoConnection, open_link
 from gt.wire.long_waits import LongWait
 from gt.wire.payloads import CopyBytes, Payloads
-from gt.wire.process_identity import host_name, is_running, start_mark, this_host
+from gt.wire.process_identity import host_name, is_running, program_name, start_mark, this_host
 from gt.wire.wakeups import MessageWait
 
 _CHECK_SECONDS = 0.5
@@ -64,7 +65,13 @@ class SocketChannel:
         """Shake hands with the server, which answers when so many workers have joined it. The `display` shows for what
         a long wait is."""
         hello = Hello(
-            __version__, "client", this_host(), os.getpid(), wants_workers=wants_workers, hostname=host_name()
+            __version__,
+            "client",
+            this_host(),
+            os.getpid(),
+            wants_workers=wants_workers,
+            hostname=host_name(),
+            program=program_name(),
         )
         deadline = time.monotonic() + timeout
         reason = self._describe_absence()
@@ -195,7 +202,12 @@ class SocketChannel:
             raise self._loss()
 
     def _loss(self) -> ServerLost:
-        """The error of a lost server. Waits a moment, since its process may end shortly after its connections."""
+        """The error of a lost server. Waits a moment, since its process may end shortly after its connections. A server
+        that has ended the session has said so before."""
+        while self._link is not None and (frames := self._link.receive(waits=False)) is not None:
+            for answer, *_ in self._unpack(frames)[0]:
+                if isinstance(answer, SessionEnded):
+                    return SessionLost(answer.reason)
         pid, mark = self._server
         end = time.monotonic() + _CHECK_SECONDS
         while pid and is_running(pid, mark) and time.monotonic() < end:

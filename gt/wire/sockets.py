@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from typing import NamedTuple
 
 import zmq
 
@@ -66,11 +67,18 @@ def receive(socket: zmq.Socket[bytes], *, waits: bool = True) -> list[bytes] | N
     return _rest(socket, frames)
 
 
+class Sender(NamedTuple):
+    """The connection that a message came over: its descriptor, and the name of the key of its peer ("" without)."""
+
+    descriptor: int
+    key: str
+
+
 def receive_from(
     socket: zmq.Socket[bytes], known: Container[bytes], *, waits: bool = True
-) -> tuple[list[bytes], int] | None:
-    """A message of a router, which begins with the name of a peer; and the descriptor of the peer's connection, or -1
-    if the name is one of `known`."""
+) -> tuple[list[bytes], Sender | None] | None:
+    """A message of a router, which begins with the name of a peer; and its sender, or None if the name is one of
+    `known`."""
     if not waits and not has_message(socket):
         return None
     try:
@@ -78,9 +86,19 @@ def receive_from(
     except zmq.Again:
         return None
     if frames[0] in known:
-        return _rest(socket, frames), -1
-    frame = socket.recv(copy=False)  # only a frame that is not copied has the descriptor of its connection
-    return _rest(socket, [*frames, frame.bytes]), int(frame.get(zmq.SRCFD))  # type: ignore[call-overload]
+        return _rest(socket, frames), None
+    frame = socket.recv(copy=False)  # only a frame that is not copied knows its connection
+    return _rest(socket, [*frames, frame.bytes]), Sender(
+        int(frame.get(zmq.SRCFD)),  # type: ignore[call-overload]
+        _key_of(frame),
+    )
+
+
+def _key_of(frame: zmq.Frame) -> str:
+    try:
+        return str(frame.get("User-Id"))  # set by the authenticator
+    except zmq.ZMQError:
+        return ""
 
 
 def _rest(socket: zmq.Socket[bytes], frames: list[bytes]) -> list[bytes]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gt.core.errors import GTError, ServerLost, SettingsError
+from gt.core.limits import parse_bytes
 from gt.core.settings import BACKENDS, Settings, check_host, read_settings
 from gt.wire.addresses import NotResolved, interface_address, is_loopback, resolve
 from gt.wire.lifeline import clear_up, end_with_parent
@@ -52,6 +53,12 @@ def _parse(arguments: Sequence[str] | None, settings: Settings) -> argparse.Name
     parser.add_argument("--backend", choices=BACKENDS, default=settings.backend)
     parser.add_argument("--device", default="", help="cpu, cuda:0, ... (default: a GPU if there is one)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads to compute with (default: torch's choice)")
+    parser.add_argument(
+        "--memory",
+        type=_bytes,
+        default=0,
+        help="the most bytes of tensors that the worker holds, such as 8GiB (default: as many as there is memory for)",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object when the worker has joined")
     parser.add_argument(
         "--insecure", action="count", default=0, help="join a server that was started with --insecure, without keys"
@@ -61,19 +68,26 @@ def _parse(arguments: Sequence[str] | None, settings: Settings) -> argparse.Name
     return parser.parse_args(arguments)
 
 
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _make_worker(options: argparse.Namespace, settings: Settings) -> WorkerProcess:
     """A worker as the command line says and, if torchrun or srun has started it, as their numbers say."""
-    device, threads = options.device, options.threads
+    device, threads, memory = options.device, options.threads, options.memory
     compiling = options.lifeline / "compile" if options.lifeline is not None else None
     if options.connect:  # one of a program of this machine
-        return WorkerProcess(options.connect, options.backend, device, threads, settings, compiling)
+        return WorkerProcess(options.connect, options.backend, device, threads, settings, compiling, memory=memory)
     endpoint = _find_endpoint(options, settings)
     announce = _announce(endpoint, is_json=options.json)
     ranks = read_ranks()
     if ranks is None and (tasks := read_tasks()) is not None:
         device, threads = device or choose_device(tasks, options.backend), threads or share_cpus(tasks)
     if ranks is None:
-        return WorkerProcess(endpoint, options.backend, device, threads, settings, compiling, announce)
+        return WorkerProcess(endpoint, options.backend, device, threads, settings, compiling, announce, memory=memory)
     device, threads = device or choose_device(ranks, options.backend), threads or choose_threads(ranks)
     turn = JoinTurn(ranks)
 
@@ -81,7 +95,9 @@ def _make_worker(options: argparse.Namespace, settings: Settings) -> WorkerProce
         announce(worker, device)
         turn.pass_on()
 
-    return WorkerProcess(endpoint, options.backend, device, threads, settings, compiling, note_joined, turn.wait)
+    return WorkerProcess(
+        endpoint, options.backend, device, threads, settings, compiling, note_joined, turn.wait, memory
+    )
 
 
 def _find_endpoint(options: argparse.Namespace, settings: Settings) -> str:

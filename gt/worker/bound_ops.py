@@ -10,6 +10,7 @@ from gt.core.signatures import Arg, Input, ListArg, Number, Scalar, Signature, V
 from gt.worker.direct_calls import DirectCall, bind_arguments, is_in_order
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Engine, Value
+from gt.worker.memory_guard import LARGE_BYTES, MemoryGuard
 
 ArgumentOf: TypeAlias = Callable[[Sequence[Value], Sequence[Number]], Any]
 """One argument of a call, from the tensors and the scalars of the command."""
@@ -24,11 +25,15 @@ class BoundOp:
 
     `direct` is the op as a function of the command's tensors and scalars that returns one tensor: a new one, or the one
     that it writes to. It is set once a first call has been checked, for ops of this kind, which most are. `region` is
-    the part of its result that a random op computes on this worker. `gives_tensor`: the last call has returned a tensor
-    and not several, some of which may be None.
-    """
+    the part of its result that a random op computes on this worker. `nbytes` is the size of its results; with a
+    `guard`, memory for large ones is reserved before each call. `gives_tensor`: the last call has returned a tensor and
+    not several, some of which may be None."""
 
-    def __init__(self, engine: Engine, signature: Signature, region: Region | None = None) -> None:
+    def __init__(
+        self, engine: Engine, signature: Signature, region: Region | None = None, guard: MemoryGuard | None = None
+    ) -> None:
+        self.nbytes = sum([meta.nbytes for meta in signature.outputs])
+        self._guard = guard if guard is not None and self.nbytes >= LARGE_BYTES else None
         function = engine.resolve(signature.op)
         engine.check_constants(signature.op, signature.args, signature.kwargs)
         self.signature = signature
@@ -61,6 +66,8 @@ class BoundOp:
     def call(self, values: list[Value], scalars: tuple[Number, ...]) -> list[Any]:
         """The new tensors of the op: the outputs of its signature, or all of them for a query. Hot path."""
         used = list(values)
+        if self._guard is not None:
+            self._guard.reserve(self.nbytes)
         result = self._invoke(used, scalars)
         self.gives_tensor = not isinstance(result, list | tuple)
         results = _flat(result)
@@ -84,6 +91,8 @@ class BoundOp:
             given = scalars if is_in_order(args, kwargs, count, len(scalars)) else None
             function = self._engine.shortcut(self.signature.op, values, given)
         direct = bind_arguments(function, args, kwargs, count, len(scalars), self._engine.literal)
+        if self._guard is not None and direct is not None:
+            direct = self._guard.reserving(self.nbytes, direct)
         return self._compared(direct) if self._engine.checks_geometry and direct and not self.writes else direct
 
     def _compared(self, direct: DirectCall) -> DirectCall:

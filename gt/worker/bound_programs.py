@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from gt.core.errors import LimitError
 from gt.core.messages import RunOp
 from gt.core.meta import TensorMeta
 from gt.core.signatures import (
@@ -30,6 +31,7 @@ from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange.interface import Exchanging
 from gt.worker.failed_value import Fail, FailedValue
+from gt.worker.memory_guard import LARGE_BYTES, MemoryGuard
 from gt.worker.moves import BegunMoves, Mover, run_moves
 
 Registers: TypeAlias = dict[int, Any]
@@ -47,8 +49,11 @@ class BoundProgram:
     `targets` are this worker's parts of inputs that need no value, as they are overwritten, by position. `direct` and
     `writes` as for a `BoundOp`: a program of one call on this worker's shards is as good as the op."""
 
-    def __init__(self, engine: Engine, worker: int, op: str, program: Program) -> None:
+    def __init__(
+        self, engine: Engine, worker: int, op: str, program: Program, guard: MemoryGuard | None = None
+    ) -> None:
         self.op = op
+        self._guard = guard
         self.program = program
         self._engine = engine
         self.worker = worker
@@ -87,10 +92,10 @@ class BoundProgram:
                 registers.update(zip(begun[0].outputs, begun[1].finish(), strict=True))
                 begun = None
             if isinstance(step, _Moves) and step.is_early:
-                begun = step, BegunMoves(step.movers, [registers.get(register) for register in step.inputs], fail)
+                begun = step, BegunMoves(step.movers, self._with_room(step, registers, fail), fail)
                 yield from begun[1].begin()
             elif isinstance(step, _Moves):
-                moved = yield from run_moves(step.movers, [registers.get(register) for register in step.inputs], fail)
+                moved = yield from run_moves(step.movers, self._with_room(step, registers, fail), fail)
                 registers.update(zip(step.outputs, moved, strict=True))
                 untouched.update(
                     (output, registers[output])
@@ -106,6 +111,19 @@ class BoundProgram:
         if skip_reason is not None:
             registers.update(dict.fromkeys(self.program.gives, skip_reason))
         return [registers.get(register) for register in self.program.gives], {} if is_written else untouched
+
+    def _with_room(self, step: _Moves, registers: Registers, fail: Fail) -> list[Any]:
+        """The values to move. Where this worker has no memory for what it would get, it sends a failure instead."""
+        values = [registers.get(register) for register in step.inputs]
+        for position, mover in enumerate(step.movers):
+            value = values[position]
+            if self._guard is None or mover.nbytes < LARGE_BYTES or value is None or isinstance(value, FailedValue):
+                continue
+            try:
+                self._guard.reserve(mover.nbytes)
+            except LimitError as error:
+                values[position] = fail(self.op, [value], error)
+        return values
 
     def with_previous(self, results: list[Any], untouched: Registers, command: RunOp) -> list[Any]:
         """The results of `run`, where failed ones of untouched tensors keep the previous values."""
@@ -140,7 +158,7 @@ class BoundProgram:
             return _Moves([step.input], [step.output], [mover])
         if isinstance(step, Whole):
             written = [step.inputs[position] for position in step.signature.writes]
-            run = _or_raising(lambda: BoundOp(self._engine, step.signature).call)
+            run = _or_raising(lambda: BoundOp(self._engine, step.signature, guard=self._guard).call)
             return _ComputeStep(step.signature.op, step.inputs, step.outputs, run, written, writes=bool(written))
         if isinstance(step, WriteBack):
             return self._write_back(step)
@@ -211,9 +229,13 @@ class BoundProgram:
         dtypes = [self._engine.literal(DType(meta.dtype)) for meta in step.outputs_meta]
         fresh = [not step.is_view and not (step.into and step.into[position] >= 0) for position in range(len(expected))]
         is_checked = restrides = False
+        nbytes = sum(meta.nbytes for meta, is_fresh in zip(expected, fresh, strict=True) if is_fresh)
+        guard = self._guard if nbytes >= LARGE_BYTES else None
 
         def checked(values: list[Value], scalars: tuple[Number, ...]) -> list[Any]:
             nonlocal is_checked, restrides
+            if guard is not None:
+                guard.reserve(nbytes)
             results = run(values, scalars)
             if cast is not None:
                 results = [cast(result, dtype=dtype) for result, dtype in zip(results, dtypes, strict=True)]
@@ -221,7 +243,8 @@ class BoundProgram:
                 restrides = self._check(step.op, results, expected, fresh)
                 is_checked = not self._engine.checks_geometry
                 if direct is not None and direct.gives_tensor and not restrides and self.direct is None:
-                    self.direct = direct.make_direct(values[: len(step.inputs)], scalars)
+                    called = direct.make_direct(values[: len(step.inputs)], scalars)
+                    self.direct = guard.reserving(nbytes, called) if guard is not None and called else called
             if not restrides:
                 return results
             return [

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from typing import Any, TypeAlias
 
+from gt.core.errors import LimitError
 from gt.core.ids import session_of
 from gt.core.messages import (
     Command,
@@ -15,6 +16,7 @@ from gt.core.messages import (
     ForgetOps,
     FreeTensors,
     NotCompiled,
+    OpFailed,
     Progress,
     QueryOp,
     ReadMemory,
@@ -41,6 +43,8 @@ from gt.core.messages import (
     WorkerLosePeer,
     WorkerReadTraffic,
     WorkerReportProgress,
+    WorkerShareTensor,
+    WorkerUnshareTensor,
 )
 from gt.core.segments import SegmentBody
 from gt.core.worker_progress import (
@@ -70,6 +74,7 @@ from gt.worker.exchange.interface import Exchanging
 from gt.worker.failed_value import FailedValue
 from gt.worker.finiteness import FinitenessWatch
 from gt.worker.late_failures import LateFailures
+from gt.worker.memory_guard import LARGE_BYTES, TINY_BYTES
 from gt.worker.memory_recorder import MemoryRecorder
 from gt.worker.op_descriptions import OpDescription, describe_bound
 from gt.worker.op_runner import OpRunner
@@ -88,7 +93,8 @@ ReportAndBytes: TypeAlias = tuple[Report, Buffer | None]
 class Executor:
     """The state of a worker: `tensors`, `ops` and `segments` by id, scopes, optimizer steps and recordings. A command
     that fails leaves `FailedValue` in place of its results, and the commands after it go on. `progress` is memory in
-    which others can see what the worker does, as in `core/worker_progress.py`."""
+    which others can see what the worker does, as in `core/worker_progress.py`. `memory` are the bytes of tensors that
+    the worker may hold (0: as many as its device has memory for)."""
 
     def __init__(
         self,
@@ -101,6 +107,7 @@ class Executor:
         progress: MutableSequence[int] | None = None,
         compile_server: CompileServerConnection | None = None,
         compiles_all: bool = False,
+        memory: int = 0,
     ) -> None:
         self.worker = worker
         self.engine = engine
@@ -113,8 +120,9 @@ class Executor:
         self._timeline = TimelineRecorder(self)
         self.progress = progress if progress is not None else [0] * LENGTH
         self._next_sample = 0
-        self._runner = OpRunner(worker, engine, exchange, self._timeline, self._report, self.progress)
+        self._runner = OpRunner(worker, engine, exchange, self._timeline, self._report, self.progress, memory)
         self.tensors = self._runner.tensors
+        self._guard = self._runner.guard
         self.ops = self._runner.ops
         self._steps = self._runner.steps
         self._memory = MemoryRecorder(engine, self.tensors)
@@ -159,6 +167,8 @@ class Executor:
             WorkerDefineScope: self.scopes.define,
             ForgetOps: self._forget,
             WorkerCreateTensor: self._transfers.create,
+            WorkerShareTensor: self._share,
+            WorkerUnshareTensor: self._unshare,
             QueryOp: self._query,
             WorkerFetchTensor: self._transfers.fetch,
             ReadVersions: self._transfers.read_versions,
@@ -199,7 +209,7 @@ class Executor:
             self._run_batch(self._timeline.timed(batch))
             self._timeline.sample_memory(self._held_bytes)
         else:
-            self._run_batch(batch)
+            self._run_batch(batch if not self._guard.is_full else self._those_with_room(self._expanded(batch)))
         self._show_progress(start, waited)
         return self._reports
 
@@ -210,7 +220,8 @@ class Executor:
         progress[BUSY] += end - start - (progress[WAITED] - waited)
         progress[OPS] = self._status.ops_run
         if end >= self._next_sample:
-            progress[BYTES] = self._held_bytes()
+            progress[BYTES] = held = self._held_bytes()
+            self._guard.sample(held)
             self._show_traffic()
             now = self._timeline.clock()
             self._next_sample = now + max(SAMPLE_NANOSECONDS, SAMPLE_SHARE * (now - end))
@@ -251,6 +262,19 @@ class Executor:
                 continue
             if writes:
                 del tensors[inputs[writes[0]]]
+
+    def _those_with_room(self, batch: Iterator[Command]) -> Iterator[Command]:
+        """The commands of a batch without ops for whose results there is no memory, which fail. Ops with tiny results
+        run, so that values can be read. Programs reserve memory themselves, because other workers wait for them."""
+        for command in batch:
+            bound = self.ops.get(command.op_id) if type(command) is RunOp else None
+            if isinstance(bound, BoundOp) and TINY_BYTES < bound.nbytes < LARGE_BYTES:
+                try:
+                    self._guard.reserve(bound.nbytes)
+                except LimitError as error:
+                    self._runner.fail(command, bound, error)  # type: ignore[arg-type]
+                    continue
+            yield command
 
     def _run_segment(self, command: RunSegment) -> None:
         segment = self.segments[command.segment_id]
@@ -351,7 +375,7 @@ class Executor:
 
     def _define(self, command: DefineOp) -> None:
         try:
-            self.ops[command.op_id] = BoundOp(self.engine, command.signature)
+            self.ops[command.op_id] = BoundOp(self.engine, command.signature, guard=self._guard)
         except Exception as error:
             self.ops[command.op_id] = UnavailableOp(command.signature, error)
 
@@ -359,7 +383,7 @@ class Executor:
         self.segments[command.segment_id] = BoundSegment(SegmentBody.of(command), self.ops)  # type: ignore[arg-type]
 
     def _define_program(self, command: WorkerDefineProgram) -> None:
-        self.ops[command.op_id] = BoundProgram(self.engine, self.worker, command.op, command.program)
+        self.ops[command.op_id] = BoundProgram(self.engine, self.worker, command.op, command.program, self._guard)
 
     def _tell_not_compiled(self, session: int, scope_id: int, site: int, reason: str) -> None:
         self._report(NotCompiled(session, self.scopes.name(session, scope_id), site, reason))
@@ -379,6 +403,26 @@ class Executor:
         self._runner.overlapped.finish_all()
         if self._late is not None:
             self._late.settle()
+
+    def _share(self, command: WorkerShareTensor) -> None:
+        self._settle()
+        value = self.tensors.get(command.source)
+        if value is not None:
+            self.tensors[command.target] = value
+
+    def _unshare(self, command: WorkerUnshareTensor) -> None:
+        """The memory stays where others hold it. Values that were kept from before a step may share it too."""
+        self._runner.overlapped.finish((command.id,))
+        value = self.tensors.get(command.id)
+        if value is None or isinstance(value, FailedValue):
+            return
+        try:
+            self._guard.reserve(self.engine.nbytes(value))
+            self.tensors[command.id] = self.engine.copy(value)
+        except Exception as error:
+            failure = self._runner.failure_of("copy on write", (str(self.engine.meta(value)),), command, error)
+            self.tensors[command.id] = FailedValue(failure)
+            self._report(OpFailed(session_of(command.id), failure))
 
     def _query(self, command: QueryOp) -> None:
         self._settle()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import traceback
 from typing import TypeAlias
 
-from gt.core.messages import Failure, QueryOp, RunOp, WorkerCreateTensor, WorkerFetchTensor
+from gt.core.errors import LimitError
+from gt.core.messages import Failure, QueryOp, RunOp, WorkerCreateTensor, WorkerFetchTensor, WorkerUnshareTensor
 
 _MAX_TEXT = 1 << 16
-Fallible: TypeAlias = RunOp | QueryOp | WorkerCreateTensor | WorkerFetchTensor
+Fallible: TypeAlias = RunOp | QueryOp | WorkerCreateTensor | WorkerFetchTensor | WorkerUnshareTensor
 
 
 def make_failure(worker: int, op: str, inputs: tuple[str, ...], command: Fallible, error: Exception) -> Failure:
     """The failure of a command. `inputs` are the metas of the op's tensors, as text."""
-    text = "".join(traceback.format_exception(error))[-_MAX_TEXT:]
+    is_refusal = isinstance(error, LimitError) and error.__cause__ is None  # its text says all
+    text = "" if is_refusal else "".join(traceback.format_exception(error))[-_MAX_TEXT:]
     kind, message = type(error).__name__, str(error)[:_MAX_TEXT]
     return Failure(worker, op, inputs, command.site, origin_of(command), kind, message, text)
 
@@ -28,4 +30,4 @@ def origin_of(command: Fallible) -> int:
     """The id that identifies the failure of a command, the same on all workers; 0 for a command without results."""
     if isinstance(command, QueryOp | WorkerFetchTensor):
         return command.request
-    return command.id if isinstance(command, WorkerCreateTensor) else next(iter(command.outputs), 0)
+    return next(iter(command.outputs), 0) if isinstance(command, RunOp) else command.id

@@ -18,7 +18,8 @@ from gt.worker.failed_value import Fail, FailedValue
 class Mover:
     """Moves a tensor of a given meta from one spec to another. `steps` are this worker's local steps, None for a step
     that it takes no part in. A worker that is in only one of the meshes only sends or only receives. An error on one
-    worker is sent as a failure in place of the tensor, so that all workers do the same exchanges."""
+    worker is sent as a failure in place of the tensor, so that all workers do the same exchanges. `nbytes` is the size
+    of the part that this worker gets."""
 
     def __init__(
         self, engine: Engine, worker: int, meta: TensorMeta, source: ShardingSpec, target: ShardingSpec
@@ -26,16 +27,13 @@ class Mover:
         self.engine = engine
         plan = plan_reshard(meta.shape, ITEM_BYTES[meta.dtype], source, target)
         self._is_target = worker in target.mesh
-        self._stride = self._target_stride(meta, target, worker)
+        part = meta.part(box_shape(local_box(target, meta.shape, worker))) if self._is_target else None
+        self._stride = part.stride if part is not None else ()
+        self.nbytes = part.nbytes if part is not None else 0
         self.steps = [
             LocalStep(worker, meta, step, nbytes) if worker in step.source.mesh or worker in step.target.mesh else None
             for step, nbytes in zip(plan.steps, plan.step_bytes, strict=True)
         ]
-
-    def _target_stride(self, meta: TensorMeta, target: ShardingSpec, worker: int) -> tuple[int, ...]:
-        if not self._is_target:
-            return ()
-        return meta.part(box_shape(local_box(target, meta.shape, worker))).stride
 
     @property
     def kind(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gt.core.ids import MAX_RESULTS, is_dispatcher_id, session_of
-from gt.core.messages import Failed, OpFailed, Queried, QueryOp, QueryResult, Report, RunOp
+from gt.core.messages import Failed, Failure, OpFailed, Queried, QueryOp, QueryResult, Report, RunOp
 from gt.core.meta import TensorMeta
 from gt.core.worker_progress import COUNTERS, EXCHANGING, MEMBERS, RUNNING, SINCE, STATE, WAITED, member_words
 from gt.worker.bound_ops import BoundOp, UnavailableOp
@@ -23,7 +23,8 @@ from gt.worker.exchange.interface import EarlyTasks, Exchanging, MoveResult, Mov
 from gt.worker.exchange.prefetch import ReceivePrefetch
 from gt.worker.exchange.traffic import TrafficCount
 from gt.worker.failed_value import FailedValue
-from gt.worker.failure_records import make_failure, missing_output
+from gt.worker.failure_records import Fallible, make_failure, missing_output
+from gt.worker.memory_guard import MemoryGuard
 from gt.worker.optimizer_steps import OptimizerSteps
 from gt.worker.overlapped_exchanges import BegunExchange, OverlappedExchanges
 from gt.worker.timeline_recorder import TimelineRecorder
@@ -41,7 +42,7 @@ class _EarlyWork:
 class OpRunner:
     """`tensors` are held by id and `ops` by op id; `traffic` counts the payload bytes received, by sender.
     `progress` shows the op and the site of the last op begun. An op that fails leaves `FailedValue` in place of its
-    results, and the ops after it go on."""
+    results, and the ops after it go on. `guard` refuses those for whose results there is no memory."""
 
     def __init__(
         self,
@@ -51,9 +52,11 @@ class OpRunner:
         timeline_recorder: TimelineRecorder,
         report: Callable[[Report], None],
         progress: MutableSequence[int],
+        memory: int = 0,
     ) -> None:
         self.worker = worker
         self.tensors: MutableMapping[int, Value | FailedValue] = {}
+        self.guard = MemoryGuard(worker, engine, self.tensors, memory)
         self.ops: dict[int, AnyBoundOp] = {}
         self.traffic = TrafficCount()
         self.steps = OptimizerSteps(engine)
@@ -104,7 +107,7 @@ class OpRunner:
             self.run(command)
             return
         shapes = tuple(str(self._engine.meta(value)) for value in values)
-        failed = FailedValue(make_failure(self.worker, bound.op, shapes, command, error))
+        failed = FailedValue(self.failure_of(bound.op, shapes, command, error))
         self._report(OpFailed(session_of(command.op_id), failed.failure))
         for position in bound.writes:
             self.tensors.pop(command.inputs[position], None)
@@ -115,7 +118,7 @@ class OpRunner:
         self._fail(command, bound, [self.tensors[ident] for ident in command.inputs], error)
 
     def report_failure(self, command: RunOp, op: str, error: Exception) -> FailedValue:
-        failed = FailedValue(make_failure(self.worker, op, (), command, error))
+        failed = FailedValue(self.failure_of(op, (), command, error))
         self._report(OpFailed(session_of(command.op_id), failed.failure))
         return failed.for_dependents()
 
@@ -191,7 +194,7 @@ class OpRunner:
 
         def fail(op: str, values: Sequence[Value], error: Exception) -> FailedValue:
             shapes = tuple(str(self._engine.meta(value)) for value in values if self._engine.is_tensor(value))
-            failed = FailedValue(make_failure(self.worker, op, shapes, command, error))
+            failed = FailedValue(self.failure_of(op, shapes, command, error))
             self._report(OpFailed(session_of(command.op_id), failed.failure))
             return failed
 
@@ -307,7 +310,7 @@ class OpRunner:
         """Report an exchange that failed as a whole, such as by the end of a peer; returns the failed results."""
         members = tasks[0].step.members
         log.warning("an exchange among workers %s failed: %s", members, error)
-        failure = make_failure(self.worker, "exchange", (), command, error)
+        failure = self.failure_of("exchange", (), command, error)
         failure = replace(failure, peers=self._exchange.required_workers(members))
         self._report(OpFailed(session_of(command.op_id), failure))
         failed = FailedValue(failure)
@@ -370,6 +373,10 @@ class OpRunner:
 
     # Failures
 
+    def failure_of(self, op: str, inputs: tuple[str, ...], command: Fallible, error: Exception) -> Failure:
+        """The failure of a command; `inputs` are the metas of the op's tensors, as text."""
+        return make_failure(self.worker, op, inputs, command, self.guard.explained(error))
+
     def _fail(
         self,
         command: RunOp,
@@ -403,7 +410,7 @@ class OpRunner:
         if cause is not None:
             return cause
         inputs = self._describe_inputs(bound, values)
-        return FailedValue(make_failure(self.worker, bound.signature.op, inputs, command, error))
+        return FailedValue(self.failure_of(bound.signature.op, inputs, command, error))
 
     def _describe_inputs(self, bound: BoundOp | UnavailableOp, values: list[Value]) -> tuple[str, ...]:
         try:

@@ -62,7 +62,8 @@ class _Refusal(ConnectionLost):
 class WorkerProcess:
     """The connection to the server, and the engine. Everything else is made anew each time the worker joins. Before
     that, `await_turn` is called with a function that tells whether the worker is to end; after it, `note_joined` with
-    the worker's id and device."""
+    the worker's id and device. `memory` are the bytes of tensors that it may hold (0: as many as its device has memory
+    for)."""
 
     def __init__(
         self,
@@ -74,7 +75,9 @@ class WorkerProcess:
         compile_directory: Path | None = None,
         note_joined: Callable[[int, str], None] = lambda worker, device: None,
         await_turn: Callable[[Callable[[], bool]], None] = lambda is_stopping: None,
+        memory: int = 0,
     ) -> None:
+        self._memory = memory
         settings = settings or Settings()
         self._await_turn = await_turn
         self._note_joined = note_joined
@@ -272,7 +275,7 @@ class WorkerProcess:
             os.getpid(),
             self._engine.device,
             name,
-            memory=self._engine.memory(),
+            memory=self._memory or self._engine.memory(),
             overlaps=not shares_memory(self._engine.device, self._transport),
             hostname=host_name(),
             address=(address := self._find_address()),
@@ -303,6 +306,7 @@ class WorkerProcess:
             progress=progress,
             compile_server=self._compile_server,
             compiles_all=self._compiles_all,
+            memory=self._memory,
         )
 
     def _find_address(self) -> str:

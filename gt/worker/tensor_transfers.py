@@ -23,7 +23,6 @@ from gt.core.messages import (
 from gt.wire.codec import Buffer
 from gt.worker.engines.engine import Engine
 from gt.worker.failed_value import FailedValue
-from gt.worker.failure_records import make_failure
 from gt.worker.op_runner import OpRunner
 
 WriteBytes: TypeAlias = Callable[[memoryview], None]
@@ -62,10 +61,11 @@ class TensorTransfers:
     def create(self, command: WorkerCreateTensor) -> None:
         tensors = self._runner.tensors
         try:
+            self._runner.guard.reserve(command.byte_range.nbytes)
             is_owned = self._owns_buffers and not command.byte_range.name
             tensors[command.id] = self._engine.from_buffer(next(self.buffers), command.meta, is_owned)
         except Exception as error:
-            failure = make_failure(self._runner.worker, "upload", (str(command.meta),), command, error)
+            failure = self._runner.failure_of("upload", (str(command.meta),), command, error)
             tensors[command.id] = FailedValue(failure)
             self._report(OpFailed(session_of(command.id), failure))
         if command.byte_range.name:
@@ -82,7 +82,7 @@ class TensorTransfers:
             write = partial(self._engine.read_into, value)
             byte_range, data = self._export(self._engine.nbytes(value), command.place, write)
         except Exception as error:
-            failure = make_failure(self._runner.worker, "fetch", (), command, error)
+            failure = self._runner.failure_of("fetch", (), command, error)
             self._report(Failed(command.request, failure, is_own_failure=True))
             return
         self._report(Fetched(command.request, byte_range), data)

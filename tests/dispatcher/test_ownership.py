@@ -27,6 +27,7 @@ from gt.core.messages import (
     LocateTensor,
     NoteGradient,
     PlaceTensor,
+    PublishTensor,
     QueryOp,
     ReadMemory,
     ReadNonFinite,
@@ -39,7 +40,9 @@ from gt.core.messages import (
     Redistribute,
     RunOp,
     RunSegment,
+    SubscribeTensor,
     Synchronize,
+    UnpublishTensor,
 )
 from gt.dispatcher.ownership import require_ownership
 from tests.records import ADD, INLINE, INSTRUCTIONS, ROWS, SMALL, own
@@ -83,6 +86,11 @@ NAMING = {
     "ReadMemory": lambda x: ReadMemory(x, True),
     "ReadStory request": lambda x: ReadStory(x, OURS),
     "ReadWorkers request": lambda x: ReadWorkers(x),
+    "PublishTensor request": lambda x: PublishTensor(x, OURS, "name"),
+    "PublishTensor id": lambda x: PublishTensor(OURS, x, "name"),
+    "UnpublishTensor": lambda x: UnpublishTensor(x, "name"),
+    "SubscribeTensor request": lambda x: SubscribeTensor(x, OURS, "name"),
+    "SubscribeTensor id": lambda x: SubscribeTensor(OURS, x, "name"),
     "ReadStory id": lambda x: ReadStory(OURS, x),
     "ReadNonFinite": lambda x: ReadNonFinite(x, True),
     "ReadTimeline": lambda x: ReadTimeline(x, 1),
@@ -107,7 +115,14 @@ def test_an_id_of_another_session_is_refused(make, foreign):
         require_ownership(1, instruction)
 
 
-ONLY_NEW = {"RunSegment first", "RunOp output", "QueryOp written", "CreateTensor", "Redistribute output"}
+ONLY_NEW = {
+    "RunSegment first",
+    "RunOp output",
+    "QueryOp written",
+    "CreateTensor",
+    "Redistribute output",
+    "SubscribeTensor id",
+}
 LOW = [own(0), OURS, own(FIRST_DISPATCHER_ID - MAX_RESULTS)]
 RUNS = [own(FIRST_QUERY_ID), own((1 << SESSION_SHIFT) - MAX_RESULTS)]
 

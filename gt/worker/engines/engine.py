@@ -35,6 +35,9 @@ class Engine(Protocol):
     def memory(self) -> int:
         """The bytes of memory that the device has; 0 if they are not known."""
 
+    def available_memory(self) -> int | None:
+        """The bytes of memory that can be taken now; None if the device's own allocator refuses what it lacks."""
+
     def isolated(self) -> AbstractContextManager[None]:
         """A context for running commands, without the modes, autocast and grad mode of the surrounding program."""
 

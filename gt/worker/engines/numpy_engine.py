@@ -13,7 +13,7 @@ from gt.core.signatures import Arg, Complex, DType, ListArg, MemoryFormat, Numbe
 from gt.wire.codec import Buffer
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Finiteness
-from gt.worker.engines.host_memory_size import host_memory
+from gt.worker.engines.host_memory_size import available_memory, host_memory
 from gt.worker.engines.numpy_ops import OPS, on_lists
 from gt.worker.engines.numpy_random import RandomSource
 from gt.worker.engines.numpy_types import Array, dtype_named
@@ -43,6 +43,9 @@ class NumPyEngine:
 
     def memory(self) -> int:
         return host_memory()
+
+    def available_memory(self) -> int | None:
+        return available_memory()
 
     @contextmanager
     def isolated(self) -> Generator[None]:

@@ -39,7 +39,7 @@ from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.default_dtype import WithDefaultDtype, may_need_default, without_default_dtype
 from gt.worker.engines.device_fallbacks import DEVICE_FALLBACKS
 from gt.worker.engines.engine import Finiteness
-from gt.worker.engines.host_memory_size import host_memory
+from gt.worker.engines.host_memory_size import available_memory, host_memory
 from gt.worker.engines.random_ops import COUNTER_BASED
 from gt.worker.engines.refused_ops import OpNotAllowed, refusal
 from gt.worker.engines.scalar_tensor_cache import takes_number_as_tensor, with_number_as_tensor
@@ -112,6 +112,9 @@ class PyTorchEngine:
         if self._device.type != "cuda":
             return host_memory()
         return torch.cuda.get_device_properties(self._device).total_memory
+
+    def available_memory(self) -> int | None:
+        return available_memory() if self._device.type != "cuda" else None
 
     def isolated(self) -> AbstractContextManager[None]:
         return Isolation()

@@ -1,0 +1,124 @@
+"""`gt.publish` and `gt.subscribe`: tensors that sessions of one server share, read-only and without moving a byte."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import torch
+
+from gt.client import active_session
+from gt.client.cached_calls import wrap
+from gt.client.geometry import geometry_from_meta
+from gt.client.inbox import NOTICE_SECONDS
+from gt.client.interrupts import require_outside
+from gt.client.session import Session
+from gt.client.session_reads import fetch, read_versions
+from gt.client.storage import Storage
+from gt.client.tensor import Tensor, to_gt
+from gt.client.tracebacks import ends_on_users_line
+from gt.core.errors import PublishError, SettingsError
+from gt.core.messages import NotPublished, PublishTensor, Subscribed, SubscribeTensor, UnpublishTensor
+from gt.wire.long_waits import LongWait
+
+log = logging.getLogger("gt.client")
+POLL_SECONDS = 0.05  # between two looks for a name that is not published yet
+MAX_NAME = 256  # characters
+
+
+@ends_on_users_line
+def publish(name: str, x: torch.Tensor, to: str | Sequence[str] = ()) -> None:
+    """Let other sessions of the server read the present value of a tensor by `gt.subscribe(name)`: those of the same
+    key, and of the keys that `to` names (`"*"`: all). Nothing moves, and the layout stays. The value is a snapshot:
+    later writes to `x` copy it first. Publishing a name again replaces what it names; it is gone with `gt.unpublish`,
+    or when this session ends, and those who have subscribed keep what they have.
+
+    >>> gt.publish("weights", gt.ones(2))
+    >>> gt.subscribe("weights").tolist()
+    [1.0, 1.0]
+    """
+    _check_name(name)
+    keys = (to,) if isinstance(to, str) else tuple(to)
+    if not all(isinstance(key, str) for key in keys):
+        raise SettingsError(f"gt.publish(to={to!r}) is not possible: to= takes names of keys (python -m gt.keys list)")
+    session = active_session.current()
+    require_outside()
+    ref = (x if isinstance(x, Tensor) else to_gt(x))._ref
+    storage = ref if isinstance(ref, Storage) else session.derive(ref)
+    _require_value(session, storage)
+    request, site = next(session.ids), session.sites.current()
+    session.outbox.submit(lambda ids: PublishTensor(request, ids[0], name, keys, site), [storage])
+    _require_done(session.answer(request).answer)
+
+
+@ends_on_users_line
+def unpublish(name: str) -> None:
+    """Let no more sessions subscribe to a name. Those that have subscribed keep the value.
+
+    >>> gt.publish("weights", gt.ones(2))
+    >>> gt.unpublish("weights")
+    """
+    _check_name(name)
+    session = active_session.current()
+    _require_done(_ask(session, UnpublishTensor(next(session.ids), name)))
+
+
+@ends_on_users_line
+def subscribe(name: str, timeout: float = 0.0) -> Tensor:
+    """The tensor that a session of the same server has published by a name, as it was then. It has the layout and the
+    memory of the published one, and cannot be written: `gt.ReadOnlyError`. With a `timeout`, wait so many seconds for
+    somebody to publish it.
+
+    >>> gt.publish("weights", gt.arange(3.0))
+    >>> x = gt.subscribe("weights").requires_grad_()
+    >>> (x * x).sum().backward()
+    >>> x.grad.tolist()
+    [0.0, 2.0, 4.0]
+    """
+    _check_name(name)
+    session = active_session.current()
+    require_outside()
+    start = time.monotonic()
+    notice = start + NOTICE_SECONDS
+    with LongWait(session.display) as wait:
+        while True:
+            ident = next(session.ids)
+            answer = _ask(session, SubscribeTensor(next(session.ids), ident, name))
+            now = time.monotonic()
+            if isinstance(answer, Subscribed):
+                break
+            if now - start >= timeout:
+                _require_done(answer)
+            wait.tell(lambda: f"waiting for a session that publishes {name!r}")
+            if now > notice and session.display is None:
+                log.warning("waiting for %.0f s for a session that publishes %r", now - start, name)
+                notice = now + NOTICE_SECONDS
+            time.sleep(min(POLL_SECONDS, timeout - (now - start)))
+    session.outbox.read_only[ident] = name
+    return wrap(Tensor, Storage(session, ident, geometry_from_meta(answer.meta)))  # type: ignore[return-value]
+
+
+def _ask(session: Session, instruction: UnpublishTensor | SubscribeTensor) -> object:
+    session.require_open()
+    session.outbox.emit(instruction)
+    return session.answer(instruction.request).answer
+
+
+def _require_done(answer: object) -> None:
+    if isinstance(answer, NotPublished):
+        raise PublishError(answer.reason)
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise SettingsError(f"{name!r} cannot be the name of a published tensor: use 1 to {MAX_NAME} characters")
+
+
+def _require_value(session: Session, storage: Storage) -> None:
+    """Raise the error of a tensor that could not be computed: those who subscribe could not make sense of it."""
+    if not session.computes:
+        return
+    (span,) = read_versions(session, [storage])
+    if not span.since or span.until:
+        fetch(storage)
