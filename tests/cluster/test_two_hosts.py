@@ -135,7 +135,7 @@ def test_data_parallel_training_with_divided_reductions_equals_torch(alternating
 
 PLANNED = """
 import sys
-import msgspec, torch, gt
+import torch, gt
 gt.connect("alpha:12345", min_workers=4)
 measured = gt.calibrate(sys.argv[1])
 print(measured.link_bandwidth, measured.host_bandwidth, measured.message_seconds, measured.host_message_seconds)
@@ -148,7 +148,7 @@ def step(x):
     model(x).square().mean().backward()
     optimizer.step()
 
-machine = msgspec.structs.replace(measured, flops=5e9, memory_bandwidth=10e9, op_seconds=20e-6, overlap=0.0)
+machine = gt.Calibration(flops=5e9, link_bandwidth=10e9, host_bandwidth=measured.host_bandwidth)
 plan = gt.auto_shard(step, torch.randn(4096, 256), machine=machine)
 print(plan.mesh.shape, plan.config.inputs, plan.config.spec_for("0.weight").dims, plan.config.spec_for("2.weight").dims)
 print(plan.mesh.crosses_hosts("tp"))
@@ -157,12 +157,13 @@ print(plan, file=sys.stderr)
 
 
 def test_links_are_measured_and_a_slow_one_has_data_parallel_between_hosts(alternating, tmp_path):
+    """The plan takes what is measured between hosts alone: other speeds depend on what else the machine does."""
     for host in alternating.hosts:
         host.limit_rate("100mbit")
     out = alternating.run(alternating.hosts[0], PLANNED, str(tmp_path / "speeds.json"), timeout=200).splitlines()
     within, between, _, _ = map(float, out[0].split())
     assert 0.5 * 12.5e6 < between < 2 * 12.5e6  # bytes a second
-    assert within > 3 * between
+    assert within > 2 * between
     assert out[1] == "measured on 4 workers of 2 hosts (cpu)"
     assert out[2] == "(2, 2) (('dp',), '...') (('tp',), ()) ((), ('tp',))"
     assert out[3] == "False"
