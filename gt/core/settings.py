@@ -50,8 +50,8 @@ class CompileSettings(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """`workers` 0, `mode` "", `transport` "", and None for `auto_shard`, `copy_limit`, `limits` and `instruction_log_bytes` mean
-    that the user gave no value."""
+    """`workers` 0, `mode` "", `transport` "", and None for `auto_shard`, `copy_limit`, `limits` and
+    `instruction_log_bytes` mean that the user gave no value."""
 
     workers: int = 0
     server: str = ""
