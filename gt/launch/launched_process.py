@@ -24,6 +24,7 @@ from gt.launch.node_keys import write_node_keys
 from gt.launch.worker_commands import launch_environment
 from gt.wire import shared_memory
 
+READY_SECONDS = 300.0  # for a worker to join, and for a server to listen
 GRACE_SECONDS = 7.0  # a worker ends within 5 s of SIGTERM
 _OUTPUT_LENGTH = 4000  # characters
 
@@ -57,7 +58,8 @@ class ProcessStatus(msgspec.Struct, frozen=True):
 
 class LaunchedProcess:
     """A process with a private directory for its keys and its output. `note_end` is called with it, in another thread,
-    if the process ends without being told to by `stop`."""
+    if the process ends without being told to by `stop`. A process that is not ready within `limit` seconds, because no
+    server answers, is ended."""
 
     def __init__(
         self,
@@ -65,7 +67,9 @@ class LaunchedProcess:
         keys: str,
         environment: Mapping[str, str],
         note_end: Callable[[LaunchedProcess], None] = lambda process: None,
+        limit: float = READY_SECONDS,
     ) -> None:
+        self._limit = limit
         self._note_end = note_end
         self._announced: Announcement | None = None
         self._said = threading.Condition()
@@ -86,8 +90,10 @@ class LaunchedProcess:
         except BaseException:
             self._remove_files()
             raise
-        self._watcher = threading.Thread(target=self._watch, name="gt-launched-process", daemon=True)
-        self._watcher.start()
+        watched = {"gt-launched-process": self._watch, "gt-launched-limit": self._require_ready}
+        self._threads = [threading.Thread(target=run, name=name, daemon=True) for name, run in watched.items()]
+        for thread in self._threads:
+            thread.start()
 
     def _watch(self) -> None:
         """Read what the process announces, until it ends."""
@@ -101,6 +107,13 @@ class LaunchedProcess:
             self._said.notify_all()
         if not self._is_stopping:
             self._note_end(self)
+
+    def _require_ready(self) -> None:
+        if self.wait_for_announcement(self._limit).announced is None and self._process.poll() is None:
+            with contextlib.suppress(OSError, ValueError):  # it is told to end at the same time
+                self._log.write(b"it was not ready within %g s, and was ended\n" % self._limit)
+                self._log.flush()
+            self._process.terminate()
 
     def read_status(self) -> ProcessStatus:
         code = self._process.poll()
@@ -130,8 +143,9 @@ class LaunchedProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if threading.current_thread() is not self._watcher:
-            self._watcher.join(GRACE_SECONDS)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(GRACE_SECONDS)
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
@@ -154,7 +168,9 @@ def _make_directory() -> Path:
 
 
 def _own_environment() -> dict[str, str]:
-    """The environment of this process, without the settings of its program, and where packages are found."""
-    others = {name: value for name, value in os.environ.items() if not name.startswith(("GT_", "TORCHELASTIC_"))}
+    """The environment of this process, without the settings of its program and the numbers that torchrun or srun has
+    given to it, and where packages are found."""
+    left_out = ("GT_", "TORCHELASTIC_", "SLURM_STEP_")
+    others = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     paths = [path or os.getcwd() for path in sys.path]
     return {**others, **launch_environment(), "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

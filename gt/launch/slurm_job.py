@@ -212,7 +212,9 @@ def _srun(workers: int, address: str, port: int, environ: Mapping[str, str]) -> 
     command = ["srun", f"--nodes={nodes}", f"--ntasks-per-node={workers}", f"--ntasks={workers * int(nodes)}"]
     cpus = environ.get("SLURM_CPUS_PER_TASK")  # which srun does not read any more since 22.05
     command += [f"--cpus-per-task={cpus}"] if cpus else []
-    return [*command, "--kill-on-bad-exit=0", "--wait=0", "--label", *after_keys(worker_command(address, port))]
+    # sbatch --export=NONE is meant for the job, not for what the job tells its workers
+    command += ["--export=ALL", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--label"]
+    return [*command, *after_keys(worker_command(address, port))]
 
 
 def after_keys(command: Sequence[str], seconds: int = 30) -> list[str]:

@@ -153,7 +153,7 @@ def _end(server: Server) -> None:
 def _end_with_program(server: Server, stopped: threading.Event, directory: Path) -> None:
     """The program that has started this server has ended: tell workers to end, and remove the keys and the log. Both
     are done by the main thread, unless it is blocked."""
-    server.stop()
+    server.drain()
     stopped.wait(_STOPPING_SECONDS)
     clear_up(directory)
 

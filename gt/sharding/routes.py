@@ -10,7 +10,9 @@ A route is a list of specs. Each is made from the one before by one of three kin
 For a replicated target, each element is first reduced on one owner and then copied. Costs are elements that workers
 receive from other workers; those that they receive from another host count twice. So the workers of a host divide a
 reduction between hosts: they reduce or cut the values among themselves, reduce their parts with other hosts, and
-gather them.
+gather them. That moves as many elements in all. It is not one collective, so it does not overlap with backward. An axis
+that is partly within hosts, such as the only one of a row of workers, is not divided: its ring, in the order of hosts,
+passes each link between them once.
 """
 
 from __future__ import annotations

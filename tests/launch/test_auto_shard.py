@@ -19,6 +19,7 @@ from gt.sharding.optimizer.block_merging import MergedModel, alike
 from gt.sharding.optimizer.recorded_program import program_of
 from gt.sharding.optimizer.simple_solver import SimpleSolver
 from gt.sharding.optimizer.strategy_graph import build_graph
+from gt.signals.config_text import model_text
 from gt.signals.registry import registry
 from gt.wire import long_waits
 from tests.auto_shard_models import gt_step, handwritten, plain_model, training_step
@@ -378,6 +379,27 @@ def test_predicted_bytes_are_the_counted_ones_and_losses_are_torchs(path, tmp_pa
             loss = ours.step(*ours.args)
         torch.testing.assert_close(loss.cpu(), theirs.step(*theirs.args).detach())
         assert number == 0 or c.bytes == plan.bytes
+
+
+@pytest.mark.parametrize("by", ["data parallel", "2-d", "fsdp"])
+def test_predicted_bytes_are_the_counted_ones_on_several_hosts(by, tmp_path):
+    hosts = ["a", "b", "a", "b"]
+    start(hosts=hosts)
+    plan = plan_of()
+    config = handwritten("mlp", plan.mesh)[by]
+    predicted = plan._search.evaluate(plan.mesh, config, by).cost
+    start(mode="virtual", hosts=hosts)
+    (tmp_path / "plan.yaml").write_text(model_text(config))
+    gt.load_config(tmp_path / "plan.yaml")
+    ours, theirs = gt_step("mlp"), training_step(plain_model("mlp"), "mlp")
+    for number in range(3):
+        with gt.debug.comm() as c:
+            loss = ours.step(*ours.args)
+        torch.testing.assert_close(loss.cpu(), theirs.step(*theirs.args).detach())
+        assert number == 0 or c.bytes == predicted.nbytes
+    if by == "data parallel":  # of the large weights
+        kinds = [(each.kind, each.axes) for each in predicted.collectives]
+        assert {("reduce-scatter", ("tp",)), ("all-reduce", ("dp",)), ("all-gather", ("tp",))} <= {*kinds}
 
 
 def test_a_plan_applies_to_a_model_that_trains_already():

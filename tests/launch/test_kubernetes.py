@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import re
+import shlex
 import sys
 
 import pytest
@@ -13,6 +15,7 @@ from gt.launch import kubernetes
 from gt.server import __main__ as server_main
 from gt.wire.cluster_keys import AuthorizedKey, ClientKey, ServerKey
 from gt.worker import __main__ as worker_main
+from tests.subprocesses import ROOT
 
 IMAGE = ["--image", "registry.example/train:1", "--workers", "8"]
 ELSEWHERE = ["--name", "team-a", "--namespace", "research"]
@@ -184,6 +187,17 @@ def test_commands_are_those_of_servers_and_workers(monkeypatch):
         "requests": {"cpu": 24, "memory": "6Gi"},
         "limits": {"memory": "6Gi", "nvidia.com/gpu": 4},
     }
+
+
+def test_the_commands_of_the_page_fit_together():
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    commands = re.findall(r"^python -m gt.launch.kubernetes (.*) \| kubectl", page, re.MULTILINE)
+    secrets, cluster, job = [run(shlex.split(command)) for command in commands]
+    (container,) = pods(job)[0]["spec"]["containers"]
+    assert read_settings({each["name"]: each["value"] for each in container["env"]}).min_workers == 4
+    assert cluster[-1]["spec"]["replicas"] == 4
+    named = {each["metadata"]["name"] for each in secrets}
+    assert named == {pod["spec"]["volumes"][0]["secret"]["secretName"] for pod in pods(cluster)}
 
 
 def test_workers_that_do_not_fill_their_pods_are_an_error(capsys):

@@ -3,7 +3,6 @@
 import os
 import re
 import stat
-import subprocess
 import sys
 
 import pytest
@@ -16,7 +15,7 @@ from gt.launch.node_keys import NodeKeys, make_node_keys, read_own_keys, write_n
 from gt.launch.worker_commands import launch_environment, worker_command
 from gt.wire.cluster_keys import read_authorized, read_client_key, read_server_key
 from tests.launch.launched import are_gone
-from tests.subprocesses import finish, running, start_interpreter, wait_until
+from tests.subprocesses import finish, reserved_port, running, start_interpreter, wait_until
 
 
 def test_keys_pass_as_text_into_private_files(tmp_path):
@@ -68,6 +67,14 @@ def test_a_process_that_cannot_start_tells_why():
     wait_until(lambda: ended == [process], what="the note of its end")
     assert re.match(r"(?s)ended with exit code 2; it said:.*abacus", process.read_status().describe())
     process.stop()
+
+
+def test_a_worker_that_no_server_answers_ends_at_its_limit():
+    with reserved_port() as port:
+        process = LaunchedProcess(worker_command("127.0.0.1", port), "{}", launch_environment(), limit=0.5)
+        wait_until(lambda: process.read_status().exit_code is not None, 60, "the end of the worker")
+        assert "it was not ready within 0.5 s, and was ended" in process.read_status().output
+        process.stop()
 
 
 def test_a_server_that_cannot_listen_is_an_error_with_its_reason():
@@ -124,9 +131,3 @@ def test_what_cannot_be_asked_of_ray_is_refused_before_anything_starts(arguments
 def test_a_name_that_launch_does_not_have_is_told():
     with pytest.raises(AttributeError, match="it has Cluster, dask, ray"):
         gt.launch.slrum
-
-
-def test_launchers_are_loaded_when_they_are_used():
-    code = "import gt, sys; gt.launch.ray, gt.launch.dask; print({'ray', 'dask', 'distributed'} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert run.stdout == "set()\n"

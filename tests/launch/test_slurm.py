@@ -12,6 +12,7 @@ import pytest
 import gt
 from gt.launch import slurm, slurm_job
 from gt.wire.cluster_keys import read_authorized, read_client_key, read_server_key
+from tests.subprocesses import ROOT
 
 SCRIPT = """#!/bin/sh
 #SBATCH --job-name=gt-train
@@ -75,6 +76,14 @@ def test_arguments_of_the_program_are_its_own(capsys):
     assert shlex.split(command)[-6:] == ["train.py", "--nodes", "2 3", "$HOME", "--", "--wait"]
     options = slurm_job._parse(shlex.split(command)[4:])
     assert options.program == ["train.py", "--nodes", "2 3", "$HOME", "--", "--wait"]
+
+
+def test_the_command_of_the_page_makes_a_script(capsys):
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    (command,) = re.findall("^python -m gt.launch.slurm (.*)", page, re.MULTILINE)
+    text = script(capsys, "--dry-run", command)
+    assert "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n#SBATCH --time=2:00:00\n" in text
+    assert text.endswith(" -- train.py --lr 3e-4\n")
 
 
 def test_a_module_is_a_program(capsys):

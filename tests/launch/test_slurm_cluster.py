@@ -110,9 +110,12 @@ def test_a_program_runs_on_the_workers_of_all_nodes(cluster):
 def test_a_worker_that_is_killed_is_said(cluster):
     cluster.write("killed.py", KILLED)
     with nothing_left(cluster):
-        code, said = cluster.run_job(
-            "--nodes", "2", "--workers-per-node", "2", "killed.py", GT_INTERFACE=own_interface()
-        )
+        options = [
+            "--nodes=2",
+            "--workers-per-node=2",
+            "--sbatch=--export=PATH,PYTHONPATH,HOME,SLURM_CONF,GT_INTERFACE",
+        ]
+        code, said = cluster.run_job(*options, "killed.py", GT_INTERFACE=own_interface())
     assert code == 0, said
     assert f"GT server at tcp://{own_interface()}:" in said
     assert "LOST " in said
@@ -161,9 +164,10 @@ def test_a_job_that_slurm_refuses_is_an_error(cluster):
 
 
 def test_no_daemon_outlives_the_tests():
-    names = ("munged", "slurmctld", "slurmd", "slurmstepd")
-    before = {each.pid for each in psutil.process_iter() if each.name() in names}
     require_slurm()
-    with slurm_cluster():
-        assert len([each for each in psutil.process_iter() if each.name() in names]) == len(before) + 4
-    assert {each.pid for each in psutil.process_iter() if each.name() in names} == before
+    before = set(psutil.Process().children())
+    with slurm_cluster() as made:
+        started = set(psutil.Process().children()) - before
+        assert sorted(each.name() for each in started) == ["munged", "slurmctld", "slurmd", "slurmd"]
+    assert not any(each.is_running() for each in started)
+    assert not made.directory.exists()
