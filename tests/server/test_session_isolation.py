@@ -4,7 +4,7 @@ from tests.subprocesses import finish, running, serving, start
 
 # Each turn begins when the other program has published that its own is over.
 TURNS = """
-import sys, gt, torch
+import sys, time, gt, torch
 me, other = sys.argv[1], sys.argv[2]
 turn = 0
 def switch():
@@ -48,6 +48,16 @@ torch.manual_seed(int(sys.argv[3]))
 same = gt.rand(4)
 print(specs, first.tolist() == same.tolist(), gt.zeros(4, 4).spec)
 print([round(value, 5) for value in first.tolist() + second.tolist()])
+if me == "a":
+    gt.subscribe("over", timeout=60)   # the other one does not need this session any more
+else:
+    gt.publish("over", gt.ones(1))
+    while True:                        # until the other one has ended
+        try:
+            gt.subscribe("a1")
+            time.sleep(0.02)
+        except gt.PublishError:
+            break
 """
 )
 
