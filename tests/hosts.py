@@ -10,6 +10,7 @@ import functools
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -100,6 +101,24 @@ class Host:
     def reconnect(self) -> None:
         _in_network(self._switch, "ip", "link", "set", f"to-{self.name}", "up")
 
+    @contextmanager
+    def weak_link(self, delay: float = 0.0, loss: float = 0.0, rate: float = 1e12) -> Iterator[None]:
+        """Frames from and to this host are late by `delay` seconds, a share `loss` of them is lost, and `rate` bytes a
+        second pass in each direction."""
+        port, bridged, weak = f"to-{self.name}", f"br-{self.name}", f"we-{self.name}"
+        _in_network(self._switch, *f"ip link add {bridged} type veth peer name {weak}".split())
+        for device in (bridged, weak):
+            _in_network(self._switch, *f"ip link set {device} up".split())
+        program = [sys.executable, "-m", "tests.weak_links", port, weak, str(delay), str(loss), str(rate)]
+        try:
+            with _kept([*_entering(self._switch), *program]):
+                _in_network(self._switch, *f"ip link set {port} nomaster".split())
+                _in_network(self._switch, *f"ip link set {bridged} master bridge".split())
+                yield
+        finally:
+            _in_network(self._switch, *f"ip link del {bridged}".split())
+            _in_network(self._switch, *f"ip link set {port} master bridge".split())
+
 
 def require_hosts() -> None:
     """Skip a test where hosts cannot be made."""
@@ -147,8 +166,7 @@ def _system_files(names: Sequence[str]) -> Iterator[Path]:
 @contextmanager
 def _host(name: str, number: int, switch: int, files: Path) -> Iterator[Host]:
     namespaces = ["--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]
-    entering = ["nsenter", f"--target={switch}", "--user", "--net", "--preserve-credentials"]
-    with _kept([*entering, "unshare", *namespaces, "sh", "-c", _HOST, "sh", name, str(files)]) as outer:
+    with _kept([*_entering(switch), "unshare", *namespaces, "sh", "-c", _HOST, "sh", name, str(files)]) as outer:
         (first,) = psutil.Process(outer).children()
         port, address = f"to-{name}", f"{NETWORK}.{number}"
         _in_network(switch, *f"ip link add {port} type veth peer name eth0 netns {first.pid}".split())
@@ -162,7 +180,7 @@ def _host(name: str, number: int, switch: int, files: Path) -> Iterator[Host]:
 def _kept(command: Sequence[str]) -> Iterator[int]:
     """The pid of a process that prints `ready`, and then lives as long as its input is open."""
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
     assert process.stdin and process.stdout and process.stderr
     try:
@@ -180,8 +198,12 @@ def _kept(command: Sequence[str]) -> Iterator[int]:
         process.stderr.close()
 
 
+def _entering(pid: int) -> list[str]:
+    """The command that runs another one in the network of a process."""
+    return ["nsenter", f"--target={pid}", "--user", "--net", "--preserve-credentials"]
+
+
 def _in_network(pid: int, *command: str) -> None:
-    entering = ["nsenter", f"--target={pid}", "--user", "--net", "--preserve-credentials"]
-    done = subprocess.run([*entering, *command], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run([*_entering(pid), *command], capture_output=True, text=True, timeout=20, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")

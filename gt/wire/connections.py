@@ -36,6 +36,7 @@ from gt.wire.tcp_watch import TcpWatch
 from gt.wire.wire_bytes import WireBytes, memory_of_machine
 
 MAX_QUEUED = 1 << 16  # messages that a server queues for each peer, and from each peer
+_SILENT_SHARE = 0.9
 _HANDSHAKE_SECONDS = 5.0
 _UNKNOWN_SHARE = 8  # a connection takes two files; a quarter of all files may belong to peers that were not admitted
 _WAITING_SHARE = 2  # half of the machine's memory may be bytes of peers in ZeroMQ's queues
@@ -43,6 +44,12 @@ _FAILED_HANDSHAKES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_
 _LOSSES = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _FAILED_HANDSHAKES
 _NAME_BYTES = 5  # of the names that ZeroMQ gives to connections, which begin with 0
 _OTHER_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
+
+
+def is_silent(descriptor: int, limit: float) -> bool:
+    """Whether no bytes have come over a TCP connection for so long that the limit will have passed when both ends have
+    noticed (0: no limit). Both ends send heartbeats four times within it."""
+    return limit > 0 and (seconds_of_silence(descriptor) or 0.0) > _SILENT_SHARE * limit
 
 
 class NoConnection(Exception):
@@ -59,7 +66,9 @@ class Link:
         self._milliseconds = milliseconds
         self._interrupt = interrupt
         self._context = zmq.Context()
-        self._socket = open_socket(self._context, zmq.DEALER, milliseconds, silence)
+        self._silence = silence
+        self._connection = -1  # its descriptor
+        self._socket = open_socket(self._context, zmq.DEALER, milliseconds, silence, is_tcp=endpoint.startswith("tcp:"))
         self._is_encrypted = keys is not None
         if keys is not None:
             self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
@@ -86,9 +95,11 @@ class Link:
         deadline = time.monotonic() + _HANDSHAKE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             if self._monitor.poll(int(left * 1000) + 1):
-                event = recv_monitor_message(self._monitor)["event"]
+                message = recv_monitor_message(self._monitor)
+                event = message["event"]
                 if event == zmq.EVENT_CONNECTED:
                     self._has_connected = True
+                    self._connection = int(message["value"])
                     continue
                 self._lost = event != zmq.EVENT_HANDSHAKE_SUCCEEDED
                 if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -108,6 +119,9 @@ class Link:
     def is_lost(self) -> bool:
         while not self._lost and self._monitor.poll(0):
             self._lost = bool(recv_monitor_message(self._monitor)["event"] & _LOSSES)
+        if not self._lost and is_silent(self._connection, self._silence):
+            shut_down(self._connection)
+            self._lost = True
         return self._lost
 
     def send(self, frames: Sequence[Frame]) -> None:
@@ -205,7 +219,8 @@ class Router:
         self.refusals = refusals or Refusals()
         self._max_unknown = open_files_limit() // _UNKNOWN_SHARE
         self._context = zmq.Context()
-        self._socket = open_socket(self._context, zmq.ROUTER, milliseconds, silence)
+        self._silence = silence
+        self._socket = open_socket(self._context, zmq.ROUTER, milliseconds, silence, is_tcp=endpoint.startswith("tcp:"))
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, MAX_QUEUED)
         self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED)
@@ -297,6 +312,9 @@ class Router:
     def take_lost(self) -> list[bytes]:
         """The names of peers whose connections were lost since the last call."""
         self._notice_losses()
+        for descriptor in self._peers.values():
+            if is_silent(descriptor, self._silence):
+                shut_down(descriptor)  # which is noticed as any other loss
         self._limit_waiting()
         lost, self._lost = self._lost, []
         return lost

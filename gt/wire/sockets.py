@@ -10,20 +10,22 @@ import zmq
 from gt.wire.codec import MAX_FRAME, Frame
 
 _HANDSHAKE_MS = 10_000
-_MAX_MS = 1 << 29  # three times this is a C integer
+_MAX_MS = 1 << 24  # a multiple of this is a C integer
+_WEAK_LINK = 20  # times the limit of silence, in which a frame and those before it have to arrive
 _OVERHEAD = 1 << 10  # bytes that encryption adds to a frame
 _MORE, _NOW, _HAS_MORE = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.RCVMORE)
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 def open_socket(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, milliseconds: int, silence: float = 0
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, milliseconds: int, silence: float = 0, *, is_tcp: bool = False
 ) -> zmq.Socket[bytes]:
     """A socket whose `receive` waits for `milliseconds`.
 
     A lost connection is never reopened, because messages are lost with it. A connection whose other end does not answer
     ZeroMQ's heartbeats for `silence` seconds is closed (0: never). A thread of ZeroMQ's sends and answers heartbeats,
-    however busy the program is.
+    however busy the program is. With `is_tcp` the caller does so, by the time since the last bytes came: to ZeroMQ a
+    peer is silent for as long as a frame of it is on its way, which over a weak link is long.
 
     Queues have no limit: a full queue of received messages would stop the heartbeats of a busy peer. Clients limit
     themselves instead, and servers set limits of their own.
@@ -40,7 +42,7 @@ def open_socket(
     if silence:
         interval = min(max(1, int(silence * 1000 / 4)), _MAX_MS)
         socket.setsockopt(zmq.HEARTBEAT_IVL, interval)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * interval)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, (_WEAK_LINK if is_tcp else 1) * 3 * interval)
     return socket
 
 

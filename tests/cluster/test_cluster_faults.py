@@ -140,6 +140,17 @@ while time.monotonic() < end:
 print("right")
 """
 
+SLOWLY = f"""
+import torch, gt
+gt.connect("alpha:{PORT}", min_workers=2)
+whole = (torch.arange(1_000_000.0) % 7).reshape(1000, 1000)
+x = gt.distribute(whole, gt.mesh(2, ("w",)), "w, -")  # 2 MB for each
+for _ in range(3):
+    assert torch.equal(x.sum(0).cpu(), whole.sum(0))
+assert torch.equal((x + 1).cpu(), whole + 1)
+print("right")
+"""
+
 LISTING = f"""
 import time, gt
 gt.connect("alpha:{PORT}", min_workers=2)
@@ -296,6 +307,27 @@ def test_the_list_of_workers_tells_of_a_silent_one(hosts, victim):
     code, out, err = finish(program)
     assert code == 0, err
     assert re.fullmatch(r"silent for [12] s\n", out)
+
+
+WEAK_LINKS = {
+    "frames are 200 ms late and 5 % of them are lost": {"delay": 0.2, "loss": 0.05},
+    "1 MB a second pass": {"rate": 1e6},
+}
+
+
+@pytest.mark.parametrize("weakness", WEAK_LINKS)
+def test_nobody_is_given_up_over_a_weak_link(tmp_path, weakness, fault):
+    """With the default limit of silence."""
+    with cluster(tmp_path, "alpha", "beta", "gamma") as made:
+        alpha, beta, gamma = made.hosts
+        made.start_server()
+        workers = made.start_workers(beta, gamma)
+        with gamma.weak_link(**WEAK_LINKS[weakness]):
+            assert made.run(alpha, SLOWLY, timeout=90) == "right\n"
+        for worker in workers:
+            worker.terminate()
+        assert all("joins again" not in finish(worker)[2] for worker in workers)
+    fault(f"the link of a worker's machine is weak: {weakness}", "the results are right, and nobody is given up")
 
 
 def test_workers_of_a_server_that_is_killed_join_its_successor(tmp_path, fault):
