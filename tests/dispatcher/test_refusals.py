@@ -30,7 +30,7 @@ from gt.core.messages import (
 from gt.core.messages import ByteRange as Range
 from gt.core.meta import TensorMeta
 from gt.core.refusal_kinds import MEANINGS
-from gt.core.signatures import Input, ListArg
+from gt.core.signatures import Input, ListArg, MeshRecord, SpecRecord
 from gt.wire import shared_memory
 from gt.wire.codec import MAX_FRAME, encode, header_of
 from tests.hostile_peers import ANSWERS, Target, answer_to, greet, healthy_client, hello, member, target
@@ -38,6 +38,7 @@ from tests.records import INLINE, SMALL, ZEROS, own, signature
 from tests.subprocesses import wait_until
 from tests.wire.test_other_users import greeting
 
+EMPTY = TensorMeta((0,), (1,), 0, "float32")
 LONGEST = 5.0  # seconds that a read of the healthy client may take, on a machine that does other things
 
 
@@ -338,6 +339,9 @@ INSTRUCTIONS = {
     "a scope that does not exist": lambda s: [
         DefineOp(own(1, s), ZEROS),
         RunOp(own(1, s), (), (own(2, s),), (), 77, 0),
+    ],
+    "a mesh of 2**30 workers, none of them named": lambda s: [
+        CreateTensor(own(1, s), EMPTY, Range("", 0), SpecRecord(MeshRecord((1 << 30,), ("x",), ()), ((),)), 0)
     ],
     "a size that is not that of the bytes": lambda s: [
         CreateTensor(own(1, s), TensorMeta((1 << 40,), (1,), 0, "float32"), Range("", 0), None, 0)
