@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs notebooks test lint test-browser test-cluster test-launchers test-slurm test-kubernetes test-slow test-torch conformance conformance-formats crash-detector faults fuzz bench benchmark bench-exchange clean
+.PHONY: help setup demo docs notebooks test lint test-browser test-cluster test-hostile test-launchers test-slurm test-kubernetes test-slow test-torch conformance conformance-formats crash-detector faults fuzz bench benchmark bench-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-20s %s\n", $$1, $$2}'
@@ -46,6 +46,9 @@ test-browser: setup  ## tests of web pages; installs Debian's Chromium if it is 
 
 test-cluster: setup  ## servers and workers on hosts made of namespaces (about 2 minutes)
 	$(RUN) -m pytest -m slow tests/cluster
+
+test-hostile: setup  ## 100,000 frames that are almost valid, to a server with workers (about 20 minutes)
+	$(RUN) -m pytest -m slow tests/dispatcher/test_hostile_frames.py tests/dispatcher/test_refusals.py
 
 test-launchers: setup  ## workers on torchrun, Ray and Dask, which are installed for it (about 5 minutes)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[ray,dask]"

@@ -48,6 +48,7 @@ class SessionRecord:
     by which ops of a module copied its parameters, by the number of the module and the position of the parameter.
     `segments` are by id, and so are the `segment_parts` that workers know. A session `accumulates` if it adds up the
     gradients of several backwards. `plans_made` counts the plans made for ops and moves, which are then cached.
+    `defined_bytes` is the size of its definitions.
     """
 
     ident: int
@@ -73,6 +74,7 @@ class SessionRecord:
     segment_parts: dict[int, SegmentPart] = field(default_factory=dict)
     accumulates: bool = False
     plans_made: int = field(default=0, compare=False)
+    defined_bytes: int = 0
 
     def op(self, op_id: int) -> OpRecord:
         found = self.ops.get(op_id)

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_DISPATCHER_ID, MAX_RESULTS, SESSION_SHIFT, session_of, short_id
 from gt.core.messages import Collective, Failure, WorkerInfo, WorkerJoinStore, can_overlap
+from gt.core.signatures import Signature
 from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoWorkers, UnknownId
 from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpFacts, OpRecord, PlanKey, SubsetOp
 from gt.dispatcher.planner import TensorMove
@@ -25,8 +28,13 @@ from gt.sharding.foreach_subsets import ForeachSubset
 from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy
 
+MAX_DEFINED = 1 << 28  # bytes of the definitions of a session, as they were sent
+RECORD_BYTES = 128  # that a definition takes besides its text
+MAX_COLLECTIVES = 1 << 20  # of a session that watches its traffic; more are not noted
+MAX_GATHERINGS = 1 << 16  # lines of which a client is told that their inputs are gathered
 FACTS_KEPT = 1024  # of ops and programs of a session that were removed
 MODULES_KEPT = 1 << 14  # modules of a session whose needed layouts are remembered
+_encoder = msgspec.msgpack.Encoder()
 
 
 @dataclass
@@ -206,7 +214,8 @@ class State(TensorLosses):
         self.undo.assign(session, "watches", watches)
 
     def add_collectives(self, session: SessionRecord, collectives: Sequence[Collective]) -> None:
-        self.undo.extend(session.collectives, collectives)
+        if len(session.collectives) < MAX_COLLECTIVES:
+            self.undo.extend(session.collectives, collectives)
 
     def take_collectives(self, session: SessionRecord) -> tuple[Collective, ...]:
         collectives = tuple(session.collectives)
@@ -215,7 +224,7 @@ class State(TensorLosses):
 
     def note_gathering(self, session: SessionRecord, op: str, site: str) -> bool:
         """Remember that the inputs of an op at a site are gathered; returns whether that is new."""
-        if (op, site) in session.gatherings:
+        if (op, site) in session.gatherings or len(session.gatherings) >= MAX_GATHERINGS:
             return False
         self.undo.add(session.gatherings, [(op, site)])
         return True
@@ -228,7 +237,17 @@ class State(TensorLosses):
         return (session.ident << SESSION_SHIFT) + FIRST_DISPATCHER_ID + session.ids_given
 
     def define_op(self, session: SessionRecord, op: OpRecord) -> None:
+        self._count_definition(session, _size(op.signature))
         self.undo.put(session.ops, op.op_id, op)
+
+    def _count_definition(self, session: SessionRecord, nbytes: int) -> None:
+        """Raises InvalidInstruction if a session makes the dispatcher remember too much."""
+        if nbytes > 0 and session.defined_bytes + nbytes > MAX_DEFINED:
+            raise InvalidInstruction(
+                f"the ops, lines and scopes that a session has defined may take {MAX_DEFINED} bytes; forget some ops",
+                "limit",
+            )
+        self.undo.assign(session, "defined_bytes", session.defined_bytes + nbytes)
 
     def define_subset(
         self, session: SessionRecord, op: OpRecord, chosen: tuple[int, ...], subset: ForeachSubset
@@ -244,9 +263,11 @@ class State(TensorLosses):
         session.plans_made += 1
 
     def define_site(self, session: SessionRecord, site_id: int, file: str, line: int) -> None:
+        self._count_definition(session, RECORD_BYTES + len(file))
         self.undo.put(session.sites, site_id, (file, line))
 
     def define_scope(self, session: SessionRecord, scope_id: int, scope: ScopeRecord) -> None:
+        self._count_definition(session, RECORD_BYTES + len(scope.name) + 8 * _mesh_size(scope.policy))
         self.undo.put(session.scopes, scope_id, scope)
 
     def define_program(self, session: SessionRecord, op: str) -> int:
@@ -283,6 +304,7 @@ class State(TensorLosses):
         """Remove ops with their plans, and the plans of all moves; returns the plans."""
         ops = [self.undo.drop(session.ops, op_id) for op_id in dict.fromkeys(op_ids) if op_id in session.ops]
         for op in ops:
+            self._count_definition(session, -_size(op.signature))
             self._keep_facts(session, op.op_id, OpFacts(op.signature.op, op.signature.writes))
         moves = self.forget_moves(session, list(session.move_plans))
         return [*[plan for op in ops for plan in op.plans.values()], *moves]
@@ -362,3 +384,11 @@ class State(TensorLosses):
                 f"results of a query cannot take ids from {short_id(first)} on, which another query may use"
             )
         self.undo.assign(session, "next_result", first + MAX_RESULTS)
+
+
+def _size(signature: Signature) -> int:
+    return RECORD_BYTES + len(_encoder.encode(signature))
+
+
+def _mesh_size(policy: Policy | None) -> int:
+    return 0 if policy is None else policy.mesh.size

@@ -194,6 +194,8 @@ def _check_mesh(shape: Shape, names: tuple[str, ...], workers: tuple[int, ...], 
 
 
 def mesh_of(record: MeshRecord) -> DeviceMesh:
+    if not record.workers:  # in a program they may be left out, and are as many as the shape says: here a peer says it
+        raise LayoutError(f"a mesh of shape {record.shape} names no workers")
     return DeviceMesh(record.shape, record.axis_names, record.workers, record.name, record.hosts)
 
 

@@ -229,6 +229,20 @@ def test_an_error_of_gt_while_a_worker_is_lost_ends_one_session_and_answers_all(
     assert isinstance(answer, Rejected) and "has ended" in answer.reason
 
 
+def test_definitions_of_a_session_are_limited(monkeypatch):
+    harness = harness_with()
+    monkeypatch.setattr("gt.dispatcher.state.MAX_DEFINED", harness.state.sessions[1].defined_bytes + 2000)
+    noted = []
+    harness.dispatcher.note_rejection = lambda *what: noted.append(what[:2])
+    (answer,) = answers(harness.tell(DefineSite(9, "x" * 3000, 1, "")))
+    assert isinstance(answer, Rejected) and "may take" in answer.reason and noted == [(1, "limit")]
+    for number in range(50):  # what is forgotten counts no more
+        assert answers(harness.tell(DefineOp(own(300 + number), ADD), ForgetOps((own(300 + number),)))) == []
+    told_ = answers(harness.tell(*[DefineOp(own(400 + number), ADD) for number in range(50)]))
+    assert 0 < len(told_) < 50 and all(isinstance(each, Rejected) for each in told_)
+    assert answers(harness.tell(LocateTensor(REQUEST, A)))[0].request == REQUEST
+
+
 # Any of them
 
 CODES = st.sampled_from([OP, own(101), own(102)])

@@ -1,5 +1,6 @@
 """Server, workers and clients started from the command line, as in the README."""
 
+import logging
 import signal
 import time
 
@@ -10,6 +11,7 @@ import zmq
 import gt
 from gt.client import active_session
 from gt.core.messages import PROTOCOL, CreateTensor, FetchTensor, Hello, Refused, Welcome
+from gt.server import __main__ as server_main
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode, header_of
 from gt.wire.process_identity import this_host
@@ -337,3 +339,14 @@ def test_a_server_prints_the_death_of_a_worker_by_default():
             said = main.stderr.readline()
             assert said, "the server has ended"
         assert "has ended without a goodbye" in said
+
+
+def test_the_log_file_does_not_grow_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_main, "MAX_LOG", 1000)
+    path = tmp_path / "server.log"
+    with server_main._logged_to(path):
+        for number in range(200):
+            logging.getLogger("gt.dispatcher").info("client %d joined", number)
+    assert {each.name for each in tmp_path.iterdir()} == {"server.log", "server.log.1"}
+    assert all(each.stat().st_size <= 1000 for each in tmp_path.iterdir())
+    assert "client 199 joined" in path.read_text()

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import gt
+from gt.core.refusal_kinds import MEANINGS
 from tests.web_dashboard.requests import ask, read, token_of
 
 BOARD = Path(__file__).parents[2] / "examples" / "grafana_dashboard.json"
@@ -36,6 +37,15 @@ def test_a_worker_has_counters_and_states(samples):
 def test_failures_are_counted(samples):
     assert samples["gt_failed_ops_total"][0].value == 1
     assert samples["gt_lost_workers_total"][0].value == 0
+
+
+def test_refusals_are_counted_by_the_kinds_that_the_page_explains(samples):
+    assert {sample.labels["kind"]: sample.value for sample in samples["gt_refused_total"]} == dict.fromkeys(MEANINGS, 0)
+    page = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.*) \|$", page.partition("gt_refused_total")[2].partition("examples/")[0], re.MULTILINE
+    )
+    assert dict(rows) == MEANINGS
 
 
 def test_the_token_may_be_in_the_address_or_in_a_header(embedded):

@@ -26,7 +26,10 @@ from gt.launch.local_processes import LocalProcesses
 from gt.wire import shared_memory
 from gt.wire.authentication import AcceptedKeys, authenticate
 from gt.wire.codec import MAX_FRAME
+from gt.wire.monitor_directory import monitor_directory
+from gt.wire.process_identity import this_host
 from gt.wire.server_keys import find_keys, make_keys, remove_keys, write_keys
+from gt.worker.exchange import ProcessExchange
 from tests.dispatcher.recording_server import RecordingServer, hello
 from tests.records import INLINE, SMALL, own
 from tests.subprocesses import running, server_keys, start, start_server, wait_for_workers, wait_until
@@ -43,11 +46,11 @@ os.setuid({NOBODY})
 """
 
 
-def as_nobody(program, *arguments):
+def as_nobody(program, *arguments, imports=""):
     """Run a program as another user; gives its output. It becomes that user after its imports, because other users may
     not be able to read the interpreter's files."""
     run = subprocess.run(
-        [sys.executable, "-c", BECOME + program, *map(str, arguments)],
+        [sys.executable, "-c", f"{imports}\n{BECOME}{program}", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -122,6 +125,110 @@ def test_another_user_cannot_reach_the_dispatcher_of_local_workers(monkeypatch, 
         happened = as_nobody(connect, path)
         assert happened == "PermissionError"
         fault("another user connects to the socket of local workers", f"`{happened}`")
+    finally:
+        gt.shutdown()
+
+
+READ = """
+import errno
+def attempt(name, act):
+    try:
+        print(name, repr(act())[:80])
+    except OSError as error:
+        print(name, errno.errorcode.get(error.errno, type(error).__name__))
+pid, buffer, keys, sockets = sys.argv[1:]
+attempt("descriptors", lambda: os.listdir(f"/proc/{pid}/fd"))
+attempt("environment", lambda: open(f"/proc/{pid}/environ").read())
+attempt("memory", lambda: open(f"/proc/{pid}/mem", "rb").read(1))
+attempt("buffer", lambda: open(buffer, "rb").read(1))
+attempt("removal", lambda: os.unlink(buffer))
+attempt("keys", lambda: os.listdir(keys))
+attempt("sockets", lambda: os.listdir(sockets))
+"""
+
+
+@needs_root
+def test_another_user_reads_nothing_of_a_program_and_its_workers():
+    """Its descriptors, among them those of shared memory, its environment, its memory, its shared buffers, the keys of
+    servers, and the sockets of its monitor."""
+    gt.init(workers=1)
+    name, _ = shared_memory.create(16)
+    path = shared_memory.path_of(name)
+    try:
+        (worker,) = gt.workers()
+        for pid in (os.getpid(), worker.pid):
+            found = as_nobody(READ, pid, path, server_keys(), monitor_directory())
+            answers = dict(line.split(maxsplit=1) for line in found.splitlines())
+            assert answers.keys() == {"descriptors", "environment", "memory", "buffer", "removal", "keys", "sockets"}
+            assert set(answers.values()) <= {"EACCES", "EPERM"}, answers
+    finally:
+        path.unlink()
+        gt.shutdown()
+
+
+ASK = """
+paths = "/ /metrics /api/status.json /api/program.json /api/timeline.json /events /health /metrics?token=x"
+for path in paths.split():
+    connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=20)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    print(path, answer.status, answer.read().decode().strip()[:40])
+"""
+
+
+@needs_root
+def test_another_user_sees_nothing_on_a_dashboard(embedded):
+    """Without its token: `/health` says that it is there, and nothing else is told."""
+    found = as_nobody(ASK, gt.dashboard().port, imports="import encodings.idna, http.client").splitlines()
+    assert [line for line in found if " 403 This dashboard needs its token." not in line] == ["/health 200 ok"]
+    assert len(found) == 8
+
+
+STORE = """
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False)
+print(b"".join(key.encode() + store.get(key) for key in store.list_keys()).hex())
+"""
+
+
+@needs_root
+def test_another_user_reads_nothing_in_the_store_of_workers(tmp_path):
+    """The store of torch listens at loopback, and tells all that is in it: that is encrypted."""
+    exchange = ProcessExchange(0, "cpu")
+    port = exchange.host_store()
+    exchange.join_store("127.0.0.1", port, 0, "token of the store")
+    exchange.rendezvous.require_store().set("failure", "a text about the user's data")
+    found = bytes.fromhex(as_nobody(STORE, port, imports="import torch.distributed as dist"))
+    assert found and b"user's data" not in found and b"failure" not in found and this_host().encode() not in found
+
+
+@needs_root
+@pytest.mark.parametrize("plant", ["a directory", "a link", "a file"])
+def test_what_another_user_has_planted_is_not_used(tmp_path, plant, monkeypatch):
+    """In the directory for temporary files, where all users may write."""
+    place = tmp_path / "tmp"
+    place.mkdir()
+    place.chmod(0o1777)
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    planted = monitor_directory()
+    assert planted.is_relative_to(place) or not str(planted).startswith(str(place))
+    if not planted.is_relative_to(place):
+        pytest.skip("sockets of monitors are elsewhere")
+    if plant == "a directory":
+        planted.mkdir(0o777)
+        planted.chmod(0o777)
+        os.chown(planted, NOBODY, NOBODY)
+    elif plant == "a link":
+        (place / "elsewhere").mkdir()
+        planted.symlink_to(place / "elsewhere")
+        os.chown(planted, NOBODY, NOBODY, follow_symlinks=False)
+    else:
+        planted.write_text("")
+        os.chown(planted, NOBODY, NOBODY)
+    gt.init(workers=1)
+    try:
+        assert gt.ones(3).sum().item() == 3
+        assert not list(place.rglob("*.sock")), "no socket where somebody else may enter"
     finally:
         gt.shutdown()
 

@@ -1,14 +1,16 @@
-"""The store of the workers, with values that only workers write which the dispatcher has introduced.
+"""The store of the workers, with values that only workers read and write which the dispatcher has introduced.
 
-Anybody who reaches the port of torch's TCPStore can read and write it. The dispatcher gives each worker the token of
-the store over its own, encrypted connection. Values are written with a seal that is made of token, key and value; a
-value with another seal is refused. Members of a new process group prove to each other that they know the token.
+Anybody who reaches the port of torch's TCPStore can list, read and write it. The dispatcher gives each worker the token
+of the store over its own, encrypted connection. Values are encrypted, and written with a seal that is made of token,
+key and value; a value with another seal is refused. Members of a new process group prove to each other that they know
+the token.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -19,6 +21,7 @@ import torch.distributed as dist
 from gt.worker.exchange.group_backends import GlooGroup
 
 _SEAL_BYTES = 32
+_NONCE_BYTES = 16
 Guard: TypeAlias = Callable[[Callable[[], Any]], Any]
 
 
@@ -35,7 +38,8 @@ class SealedStore:
         return SealedStore(self._store, self._token, f"{self._prefix}/{prefix}", self._guard)
 
     def set(self, key: str, value: str | bytes) -> None:
-        data = value.encode() if isinstance(value, str) else value
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        data = nonce + self._encrypt(nonce, value.encode() if isinstance(value, str) else value)
         self._guard(lambda: self._store.set(self._name(key), self._seal(key, data) + data))
 
     def get(self, key: str) -> bytes:
@@ -44,7 +48,7 @@ class SealedStore:
         seal, data = sealed[:_SEAL_BYTES], sealed[_SEAL_BYTES:]
         if not hmac.compare_digest(seal, self._seal(key, data)):
             raise RuntimeError(f"the value of {key!r} in the store of the workers was not written by one of them")
-        return data
+        return self._encrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:])
 
     def check(self, keys: Sequence[str]) -> bool:
         return bool(self._guard(lambda: self._store.check([self._name(key) for key in keys])))
@@ -67,7 +71,13 @@ class SealedStore:
             raise RuntimeError("a member of a new process group is not a worker that the dispatcher has introduced")
 
     def _name(self, key: str) -> str:
-        return f"{self._prefix}/{key}"
+        """The name of a key in torch's store, which tells nothing to others."""
+        return hmac.digest(self._token.encode(), f"{self._prefix}/{key}".encode(), "sha256").hex()
+
+    def _encrypt(self, nonce: bytes, data: bytes) -> bytes:
+        """Encrypt a value, or decrypt it: a stream that depends on the token and on a nonce is added to it."""
+        stream = hashlib.shake_256(b"values of " + self._token.encode() + nonce).digest(len(data))
+        return (int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")).to_bytes(len(data), "big")
 
     def _seal(self, key: str, data: bytes) -> bytes:
         name = self._name(key).encode()

@@ -18,18 +18,32 @@ def test_a_value_is_read_only_if_a_worker_with_the_token_wrote_it_under_its_key(
     store, stranger = SealedStore(raw, "token", "x"), SealedStore(raw, "guess", "x")
     store.set("key", "value")
     assert store.get("key") == b"value" and store.check(["key"])
-    with pytest.raises(RuntimeError, match="was not written by one of them"):
-        stranger.get("key")
+    assert not stranger.check(["key"])
     stranger.set("key", "false")
+    raw.set(store._name("key"), raw.get(stranger._name("key")))
     with pytest.raises(RuntimeError, match="'key' in the store of the workers was not written by one of them"):
         store.get("key")
     store.set("key", "value")
-    raw.set("x/other", raw.get("x/key"))  # a true value under another key
+    raw.set(store._name("other"), raw.get(store._name("key")))  # a true value under another key
     with pytest.raises(RuntimeError, match="was not written"):
         store.get("other")
-    raw.set("x/short", b"")
+    raw.set(store._name("short"), b"")
     with pytest.raises(RuntimeError, match="was not written"):
         store.get("short")
+
+
+def test_who_lists_and_reads_the_store_learns_nothing():
+    raw = dist.HashStore()
+    store = SealedStore(raw, "token", "x")
+    for _ in range(2):
+        store.set("failure of worker 1", "a secret text")
+        data = raw.get(store._name("failure of worker 1"))
+        assert b"secret" not in data and b"text" not in data and "failure" not in store._name("failure of worker 1")
+    assert store.get("failure of worker 1") == b"a secret text"
+    store.set("empty", b"")
+    assert store.get("empty") == b"", "and what has no bytes has none"
+    store.set("zeros", bytes(5))
+    assert store.get("zeros") == bytes(5)
 
 
 def test_the_prefix_of_keys_does_not_tell_the_token():
