@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import logging
-import os
 import threading
 import time
 
@@ -213,11 +212,11 @@ def run(harness, count, kinds, send, largest):
 
 
 def test_frames_of_a_client(harness):
-    run(harness, int(os.environ.get("GT_FRAMES", "1500")), CLIENT_KINDS, send_as_client, 3)
+    run(harness, 1_000, CLIENT_KINDS, send_as_client, 3)
 
 
 def test_frames_of_a_worker(harness):
-    run(harness, 75, WORKER_KINDS, send_as_worker, 2)
+    run(harness, 50, WORKER_KINDS, send_as_worker, 2)
 
 
 @pytest.mark.slow
