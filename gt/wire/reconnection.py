@@ -16,7 +16,7 @@ from gt.wire.codec import Decoder, encode
 from gt.wire.connections import Link, NoConnection, open_link
 from gt.wire.server_process import ServerProcess
 
-log = logging.getLogger("gt.client")
+log = logging.getLogger("gt.wire")
 
 CHECK_SECONDS = 0.5
 _RETRY_SECONDS = 0.2
