@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback whose connections can be reset, or stop to pass on bytes for a while."""
+"""A TCP proxy on loopback whose connections can be reset, now or after some bytes, and can be silent for a while."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ import shutil
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tests.subprocesses import server_keys
 
 
 class Proxy:
-    """Passes on bytes between `port` and a server's port, except while it is `silent`."""
+    """Passes on bytes between `port` and a server's port, except while it is `silent`. A connection is reset after so
+    many bytes in one direction as `limit` says when it begins (None: never). `resets` counts that."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, limit: Callable[[], int] | None = None) -> None:
         self.silent = threading.Event()
+        self.resets = 0
+        self._is_open = True
+        self._limit = limit
         self._target = target
         self._ends: list[socket.socket] = []
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -36,21 +41,27 @@ class Proxy:
                     self._threads[-1].start()
 
     def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        left = self._limit() if self._limit is not None else None
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                if not self.silent.is_set():
-                    target.sendall(data)
+                while self.silent.is_set() and self._is_open:  # as a network does: bytes are late, not lost
+                    time.sleep(0.01)
+                target.sendall(data[:left])
+                if left is not None and (left := left - len(data)) <= 0:
+                    self.resets += 1
+                    reset(source)
+                    reset(target)
+                    return
 
     def cut(self) -> None:
         """Reset all connections; new ones are accepted."""
         ends, self._ends = self._ends, []
         for end in ends:
-            with contextlib.suppress(OSError):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                end.shutdown(socket.SHUT_RDWR)
+            reset(end)
             end.close()
 
     def close(self) -> None:
+        self._is_open = False
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
@@ -59,11 +70,17 @@ class Proxy:
             thread.join(timeout=5)
 
 
+def reset(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        end.shutdown(socket.SHUT_RDWR)
+
+
 @contextmanager
-def proxied(port: int) -> Iterator[Proxy]:
+def proxied(port: int, limit: Callable[[], int] | None = None) -> Iterator[Proxy]:
     """A proxy of a server, whose keys are copied so that peers find them by the proxy's port."""
     directory = server_keys()
-    proxy = Proxy(port)
+    proxy = Proxy(port, limit)
     host = socket.gethostname()
     shutil.copy(directory / f"{host}-{port}", directory / f"{host}-{proxy.port}")
     try:

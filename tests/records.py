@@ -5,6 +5,7 @@ from __future__ import annotations
 from gt.core.ids import SESSION_SHIFT
 from gt.core.messages import (
     KEPT,
+    AckMessages,
     Answer,
     BeginModule,
     BeginStep,
@@ -65,6 +66,7 @@ from gt.core.messages import (
     Refused,
     Rejected,
     Report,
+    Resumed,
     RunOp,
     RunSegment,
     SessionEnded,
@@ -345,6 +347,9 @@ ANSWERS: list[Answer] = [
     Welcome("0.1.0", 1, 4242, "here", (WorkerInfo(0, "cpu", "here", 4243),)),
     Refused("another protocol"),
     Waiting("0 of 2 workers have joined"),
+    Resumed(12),
+    SessionEnded("the server has no session 3"),
+    AckMessages(),
 ]
 
 DIRECTIONS = {

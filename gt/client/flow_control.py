@@ -13,12 +13,19 @@ BATCH = 256  # instructions that make a batch worth sending, so that there are a
 
 class FlowControl:
     """Blocks a client whose workers are too far behind. `send_mark` sends a request that is answered when all work
-    before it is done, and returns the request's id; `wait` waits for its answer. `limit` is the server's limit on the
-    instructions in flight, if it has one."""
+    before it is done, and returns the request's id; `wait` waits for its answer. `wait_for_room` waits while too much
+    of what was sent has not arrived. `limit` is the server's limit on the instructions in flight, if it has one."""
 
-    def __init__(self, send_mark: Callable[[], int], wait: Callable[[int], object], limit: int = 0) -> None:
+    def __init__(
+        self,
+        send_mark: Callable[[], int],
+        wait: Callable[[int], object],
+        wait_for_room: Callable[[], None],
+        limit: int = 0,
+    ) -> None:
         self._send_mark = send_mark
         self._wait = wait
+        self._wait_for_room = wait_for_room
         self._max_marks = max(1, min(MAX_MARKS, limit // BATCH - 1)) if limit else MAX_MARKS
         self._interval = min(INTERVAL, limit // (self._max_marks + 1)) if limit else INTERVAL
         self._unmarked = 0
@@ -27,6 +34,7 @@ class FlowControl:
 
     def count(self, sent: int) -> None:
         """Count instructions that were sent; wait for the oldest mark if too many are unanswered."""
+        self._wait_for_room()
         self._unmarked += sent
         if self._unmarked < self._interval:
             return

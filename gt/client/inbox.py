@@ -89,15 +89,23 @@ class Inbox:
                 raise
         return self._checked(found)
 
+    def wait_for_room(self) -> None:
+        """Wait until the channel takes more. Raises the error that made that impossible."""
+        if self._channel.is_full:
+            self._wait_until(lambda: not self._channel.is_full, math.inf)
+
     def _wait(self, request: int, seconds: float) -> Received:
+        self._wait_until(lambda: request in self._answers, seconds)
+        return self._answers.pop(request)
+
+    def _wait_until(self, is_done: Callable[[], bool], seconds: float) -> None:
         start = time.monotonic()
         notice = start + NOTICE_SECONDS
         with LongWait(self._display) as wait:
             while True:
-                self._receive_for_all(request)
-                found = self._answers.pop(request, None)
-                if found is not None:
-                    return found
+                self._receive_for_all(is_done)
+                if is_done():
+                    return
                 if self._refused:
                     raise ProtocolError(self._refused)
                 now = time.monotonic()
@@ -189,29 +197,29 @@ class Inbox:
             failures, self.failures = self.failures, []
         return failures
 
-    def _receive_for_all(self, request: int) -> None:
+    def _receive_for_all(self, is_done: Callable[[], bool]) -> None:
         """Receive for a moment, or wait for the thread that does. Ctrl-C is raised at the end of the moment."""
         with CriticalSection():
             if not self._turn.acquire(blocking=False):
-                self._wait_for_receiver(request)
+                self._wait_for_receiver(is_done)
                 return
             try:
                 self._receiving = True
-                self._receive(request)
+                self._receive(is_done)
             finally:
                 self._receiving = False
                 self._turn.release()
                 with self._received:
                     self._received.notify_all()
 
-    def _receive(self, request: int) -> None:
+    def _receive(self, is_done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + POLL_SECONDS
-        while request not in self._answers and not self.collect() and time.monotonic() < deadline:
+        while not is_done() and not self.collect() and time.monotonic() < deadline:
             self._channel.wait()
 
-    def _wait_for_receiver(self, request: int) -> None:
+    def _wait_for_receiver(self, is_done: Callable[[], bool]) -> None:
         with self._received:
-            if request not in self._answers and self._receiving:
+            if not is_done() and self._receiving:
                 self._received.wait(POLL_SECONDS)
 
     def _note(self, failure: Failure) -> None:

@@ -133,7 +133,9 @@ class Session:
         self.upload_cache = UploadCache(self._upload_operand)
         self.display = display
         self.inbox = Inbox(channel, self.sites, self._note_workers, display)
-        self._flow_control = FlowControl(self._request_synchronization, self.inbox.wait, welcome.max_in_flight)
+        self._flow_control = FlowControl(
+            self._request_synchronization, self.inbox.wait, self.inbox.wait_for_room, welcome.max_in_flight
+        )
         self._op_ids = itertools.count(first + 1)
         self.matcher = SegmentMatcher(hot_path, self.new_op_id, lambda: self.signatures)
         self.outbox = Outbox(

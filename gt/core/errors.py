@@ -219,8 +219,8 @@ class ServerLost(ConnectionLost):
 
 
 class SessionLost(ServerLost):
-    """The dispatcher is there, and has freed the session: somebody has ended it, for example. The text says who and
-    why, and what is lost.
+    """The dispatcher is there, and has freed the session: the program was cut off for longer than its lease, the server
+    was started again, or somebody has ended the session. The text says who and why, and what is lost.
 
     >>> try:
     ...     value = gt.ones(3).sum().item()

@@ -22,7 +22,7 @@ from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, OtherId, OtherIds
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 15
+PROTOCOL = 16
 MAX_BATCH = 1 << 16
 MAX_SEGMENT = 64  # ops of a segment
 MAX_SLOT = (1 << 16) - 1  # of a tensor in a segment; and the largest difference between its new ids
@@ -38,6 +38,7 @@ CURRENT, PREVIOUS, KEPT = range(3)  # versions of a tensor, see FetchTensor
 STEP_TOKEN = TensorMeta((1,), (1,), 0, "float32")
 Version: TypeAlias = Annotated[int, Meta(ge=CURRENT, le=KEPT)]
 Limit: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_RECORDED)]
+MessageNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 MarkNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 ModuleNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Slot: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SLOT)]
@@ -79,6 +80,18 @@ class Hello(_Record, frozen=True):
     program: Name = ""
 
 
+class Resume(_Record, frozen=True):
+    """First message of a client over a new connection, after its last one was lost: it goes on with its `session`.
+    `server` and `token` are the `server` and `session_secret` of its Welcome. It has `received` the messages of the
+    dispatcher up to this number."""
+
+    version: Name
+    server: Name
+    session: int
+    token: Name
+    received: MessageNumber
+
+
 class WorkerInfo(Struct, array_like=True, frozen=True):
     """A worker, as a client sees it. A worker that `overlaps` computes while its exchanges go on. `host` identifies its
     machine, and `hostname` is the name of that for people."""
@@ -102,10 +115,12 @@ def hosts_of(workers: Sequence[WorkerInfo]) -> dict[int, str]:
 
 
 class Welcome(_Record, frozen=True):
-    """`ident` is a client's session or a worker's id. `session_secret` is known to the session only and marks its
-    shared buffers. `instruction_log` is the path of the server's log, if it writes one. `signals` is the text of the
-    configuration of signals that the server gives to its clients, and `signals_file` the name of its file. A client
-    has at most `max_in_flight` instructions in flight (0: as many as it chooses)."""
+    """`ident` is a client's session or a worker's id. `session_secret` is known to the session only; it marks its
+    shared buffers, and proves that a client that connects again is the same. `server` identifies the server's process,
+    and `lease` is for how many seconds it keeps a session whose connection is lost. `instruction_log` is the path of
+    the server's log, if it writes one. `signals` is the text of the configuration of signals that the server gives to
+    its clients, and `signals_file` the name of its file. A client has at most `max_in_flight` instructions in flight
+    (0: as many as it chooses)."""
 
     version: Name
     ident: int
@@ -117,6 +132,14 @@ class Welcome(_Record, frozen=True):
     signals: Text = ""
     signals_file: Text = ""
     max_in_flight: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
+    server: Name = ""
+    lease: float = 0.0
+
+
+class Resumed(_Record, frozen=True):
+    """A client goes on with its session. The dispatcher has `received` its messages up to this number."""
+
+    received: MessageNumber
 
 
 class Refused(_Record, frozen=True):
@@ -154,6 +177,10 @@ class AckBytes(_Record, frozen=True):
     about every ACKNOWLEDGED_BYTES."""
 
     nbytes: Annotated[int, Meta(ge=0, lt=1 << 52)]
+
+
+class AckMessages(_Record, frozen=True):
+    """The header of this message says which messages its sender has received. Sent where no other message does."""
 
 
 # Requests about sessions: client to server
@@ -1101,5 +1128,5 @@ Answer = Union[
     TensorRead, MoreRoomNeeded, Uploaded, Queried, Failed, OpFailed, Synchronized, VersionsRead, Located, TrafficRead,
     StatsRead, MemoryRead, NonFiniteRead, TimelineRead, StoryRead, WorkersRead, Published, Subscribed,
     NotPublished, SessionsRead, SessionEnded, Lost, Joined, Gathered, NotCompiled,
-    Rejected, Welcome, Refused, Waiting, Goodbye,
+    Rejected, Welcome, Refused, Waiting, Goodbye, Resumed, AckMessages,
 ]  # fmt: skip

@@ -16,6 +16,7 @@ BACKENDS = ("pytorch", "numpy")
 TRANSPORTS = ("shared", "gloo", "nccl")
 LOG_FORMATS = ("text", "jsonl")
 STRATEGIES = ("bytes", "cost")
+MAX_LEASE = 7 * 86400.0
 MODES = ("embedded", "local", "virtual", "shapes", "connected")
 
 
@@ -81,6 +82,7 @@ class Settings(msgspec.Struct, frozen=True):
     full_traceback: bool = False
     timeout: float = 60.0
     heartbeat_timeout: float = 5.0
+    lease: float = 300.0
     keys: str = ""
     insecure: bool = False
     interface: str = ""
@@ -133,6 +135,13 @@ def _count(text: str) -> int:
 def _seconds(text: str) -> float:
     if not 0 < float(text) < float("inf"):
         raise ValueError("expected a positive number of seconds")
+    return float(text)
+
+
+def parse_lease(text: str) -> float:
+    """The seconds of a lease."""
+    if not 0 <= float(text) <= MAX_LEASE:
+        raise ValueError(f"expected seconds from 0 to {MAX_LEASE:g}")
     return float(text)
 
 
@@ -208,6 +217,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_FULL_TRACEBACK": ("full_traceback", _flag),
     "GT_TIMEOUT": ("timeout", _seconds),
     "GT_HEARTBEAT_TIMEOUT": ("heartbeat_timeout", _seconds),
+    "GT_LEASE": ("lease", parse_lease),
     "GT_KEYS": ("keys", str),
     "GT_INSECURE": ("insecure", _flag),
     "GT_INTERFACE": ("interface", str),

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from gt.core.messages import Answer, Failed, Lost, MoreRoomNeeded, Rejected, TensorRead
+from gt.core.messages import Answer, Failed, Lost, MoreRoomNeeded, Rejected, Resumed, TensorRead
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.dispatcher.peers import PeerTable
 from gt.wire.codec import (
     EncodedRecords,
     Frame,
     Payload,
+    encode,
     encode_batches,
     encode_records,
     join_records,
     uncounted_bytes,
 )
 from gt.wire.connections import Router
+from gt.wire.message_stream import MessageStream
+from gt.wire.sockets import SentFrame
 
 Deliver: TypeAlias = Callable[[Answer, Sequence[Payload]], None]
 
@@ -110,9 +113,24 @@ class Delivery:
             peer.backpressure.note_read(item.answer)
 
     def send_to(self, identity: bytes, messages: Sequence[Any], payloads: Sequence[Payload] = ()) -> None:
-        batches = encode_batches(messages, payloads)
-        for frames in batches:
-            self._router.send(identity, frames)
+        """Send messages. Those of a session are kept for a client whose connection is lost."""
         peer = self._peers.by_identity.get(identity)
-        if peer is not None and peer.is_client:
-            peer.backpressure.note_sent(uncounted_bytes(messages, [frame for frames in batches for frame in frames]))
+        if peer is None or not peer.is_client:
+            for frames in encode_batches(messages, payloads):
+                self._router.send(identity, frames)
+            return
+        numbered = peer.stream.encode(messages, payloads)
+        for kept in numbered:
+            self._router.send(identity, kept)
+        peer.backpressure.note_sent(uncounted_bytes(messages, [frame for kept in numbered for frame in kept]))
+
+    def acknowledge(self, identity: bytes, stream: MessageStream) -> None:
+        """Tell a client which of its messages have arrived, if it sends much and is sent nothing."""
+        if stream.owes_acknowledgement:
+            self._router.send(identity, stream.encode_acknowledgement())
+
+    def resend(self, identity: bytes, stream: MessageStream, missing: Sequence[list[SentFrame]]) -> None:
+        """Send a client over its new connection what it has not received."""
+        self._router.send(identity, encode([Resumed(stream.received)]))
+        for frames in missing:
+            self._router.send(identity, frames)

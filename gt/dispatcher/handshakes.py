@@ -45,12 +45,14 @@ class _WaitingClient:
 
 class Greeting(NamedTuple):
     """What a server tells those who join: the path of its instruction log, the text of its configuration of signals and
-    the name of that file, and the command by which workers join it."""
+    the name of that file, and the command by which workers join it. `server` and `lease`: see SessionLeases."""
 
     log_path: str = ""
     signals: str = ""
     signals_file: str = ""
     worker_command: str = "python -m gt.worker --host localhost -p PORT"
+    server: str = ""
+    lease: float = 0.0
 
 
 class Handshakes:
@@ -143,6 +145,8 @@ class Handshakes:
             greeting.signals,
             greeting.signals_file,
             limit or 0,
+            greeting.server,
+            greeting.lease,
         )
         self._delivery.send_to(identity, [welcome])
         log.info("client %d joined (pid %d on %s)", ident, hello.pid, hello.hostname or host_name())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,8 +10,10 @@ from dataclasses import dataclass, field
 from gt.core.messages import Hello
 from gt.core.worker_progress import LENGTH
 from gt.dispatcher.backpressure import Backpressure
+from gt.wire.message_stream import MessageStream
 from gt.wire.process_identity import this_host
 
+_REMEMBERED = 1 << 10  # connections that clients have replaced
 NO_PROGRESS = (0,) * LENGTH  # of a client, or of a worker of another machine that has not reported yet
 
 
@@ -18,8 +21,8 @@ NO_PROGRESS = (0,) * LENGTH  # of a client, or of a worker of another machine th
 class Peer:
     """A client or worker after its hello. `ident` is a session or a worker's id, and `start_time` identifies its
     process. `progress` shows what a worker does, as in `core/worker_progress.py`. `session_secret` is that of Welcome.
-    The connection of a peer that is `lost` has ended. `key` is the name of its key, and
-    `joined_at` the time of its hello."""
+    The connection of a peer that is `lost` has ended. `key` is the name of its key, and `joined_at` the time of its
+    hello. `stream` has the messages of a client, whose session is kept after a loss until the time `kept_until`."""
 
     hello: Hello
     ident: int
@@ -32,6 +35,8 @@ class Peer:
     key: str = ""
     joined_at: float = field(default_factory=time.monotonic)
     silence: float = 0.0  # seconds since the last bytes came from a worker of another machine, at the latest check
+    stream: MessageStream = field(default_factory=MessageStream)
+    kept_until: float = math.inf
 
     @property
     def is_client(self) -> bool:
@@ -51,16 +56,26 @@ class Peer:
 
 class PeerTable:
     """Peers by the identities that the router gives connections; identities of `clients` by session, and of `workers`
-    by worker id."""
+    by worker id. Messages of `replaced` connections, which clients do not use any more, are ignored."""
 
     def __init__(self) -> None:
         self.by_identity: dict[bytes, Peer] = {}
         self.clients: dict[int, bytes] = {}
         self.workers: dict[int, bytes] = {}
+        self.replaced: dict[bytes, None] = {}
 
     def add(self, identity: bytes, peer: Peer) -> None:
         self.by_identity[identity] = peer
         (self.clients if peer.is_client else self.workers)[peer.ident] = identity
+
+    def move(self, peer: Peer, identity: bytes) -> None:
+        """A client has a new connection."""
+        former = self.clients[peer.ident]
+        del self.by_identity[former]
+        self.add(identity, peer)
+        self.replaced[former] = None
+        while len(self.replaced) > _REMEMBERED:
+            del self.replaced[next(iter(self.replaced))]
 
     def remove(self, peer: Peer) -> None:
         identity = (self.clients if peer.is_client else self.workers).pop(peer.ident, None)

@@ -21,6 +21,7 @@ from gt.core.message_events import Observer
 from gt.core.message_fields import PAYLOAD_RECORDS
 from gt.core.messages import (
     AckBytes,
+    AckMessages,
     AckRead,
     Activity,
     ByteRange,
@@ -36,6 +37,7 @@ from gt.core.messages import (
     Refused,
     Rejected,
     Report,
+    Resume,
     SessionEnded,
     SessionsRead,
     Uploaded,
@@ -54,12 +56,14 @@ from gt.dispatcher.peers import NO_PROGRESS, Peer, PeerTable
 from gt.dispatcher.pending_connections import MAX_MALFORMED, PendingConnections
 from gt.dispatcher.program_view import DispatcherView
 from gt.dispatcher.session_administration import SessionAdministration
+from gt.dispatcher.session_leases import SessionLeases
 from gt.dispatcher.status import read_unlocked
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.addresses import is_own_address
 from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload
 from gt.wire.connections import Router
+from gt.wire.message_stream import MessageGap
 from gt.wire.process_identity import host_name, is_running, is_stopped, start_mark, this_host
 from gt.wire.refusals import shorten
 from gt.wire.server_keys import ServerKeys
@@ -76,9 +80,9 @@ DRAINING_SECONDS = 30.0  # for the answers that clients wait for when the server
 
 class Server:
     """`descriptor` becomes readable when a message may have arrived, for a caller that does not block in `turn`. A peer
-    that is silent for `silence` seconds is given up (0: never); `ended` are the processes of workers that were killed
-    for that. With `keys` only peers that have them are let in. `copy_limit`, `limits`: see Dispatcher. `greeting`: what
-    those who join are told. `turned_at` is the time of the last turn."""
+    that is silent for `silence` seconds is given up (0: never), and a client `lease` seconds later; `ended` are the
+    processes of workers that were killed for that. With `keys` only peers that have them are let in. `copy_limit`,
+    `limits`: see Dispatcher. `greeting`: what those who join are told. `turned_at` is the time of the last turn."""
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class Server:
         observer: Observer | None = None,
         *,
         silence: float = 0,
+        lease: float = 0,
         keys: ServerKeys | None = None,
         copy_limit: int | None = None,
         greeting: Greeting | None = None,
@@ -110,17 +115,20 @@ class Server:
         self.view = DispatcherView(self.dispatcher, self._read_progress, self.refusals.read)
         self.peers = PeerTable()
         self.delivery = Delivery(self._router, self.peers)
-        greeting = (greeting or Greeting())._replace(log_path="" if observer is None else observer.path)
+        self._leases = SessionLeases(self.peers, lease)
+        greeting = (greeting or Greeting())._replace(
+            log_path="" if observer is None else observer.path, server=self._leases.server, lease=lease
+        )
         self._handshakes = Handshakes(self.dispatcher, self.peers, self.delivery, greeting)
         self._pending_connections = PendingConnections()
         self._posted: deque[Callable[[], None]] = deque()  # by other threads
         self._held: dict[int, Peer] = {}  # clients with instructions that wait for their backpressure or their turn
-        self._instructions: Decoder[Instruction | AckRead | AckBytes | ReadSessions | EndSession] = Decoder(
-            Instruction | AckRead | AckBytes | ReadSessions | EndSession, MAX_INSTRUCTIONS
+        self._instructions: Decoder[Instruction | AckRead | AckBytes | AckMessages | ReadSessions | EndSession] = (
+            Decoder(Instruction | AckRead | AckBytes | AckMessages | ReadSessions | EndSession, MAX_INSTRUCTIONS)
         )
         self._administration = SessionAdministration(self.dispatcher, self.peers)
         self._reports: Decoder[Report | Activity] = Decoder(Report | Activity)
-        self._hellos: Decoder[Hello] = Decoder(Hello, MAX_HELLO)
+        self._hellos: Decoder[Hello | Resume] = Decoder(Hello | Resume, MAX_HELLO)
 
     @property
     def endpoint(self) -> str:
@@ -135,11 +143,16 @@ class Server:
         self.close()
 
     def _dismiss_all(self) -> None:
-        """Tell all workers to end, once."""
-        self._are_dismissed, are_dismissed = True, self._are_dismissed
-        for identity in self.peers.workers.values() if not are_dismissed else ():
+        """Tell all workers to end and all clients that the server does, once."""
+        if self._are_dismissed:
+            return
+        self._are_dismissed = True
+        for identity in self.peers.workers.values():
             with internal_errors_logged("the end of a worker"):
                 self.delivery.send_to(identity, [WorkerShutdown()])
+        for identity in self.peers.clients.values():
+            with internal_errors_logged("a goodbye to a client"):
+                self.delivery.send_to(identity, [Goodbye("the server has ended")])
 
     def _await_dismissed(self, end: float) -> None:
         """Read until the workers have closed their connections. One that is closed here first, with a message that was
@@ -229,16 +242,20 @@ class Server:
     # Messages of peers
 
     def _receive(self, identity: bytes, frames: Sequence[Frame]) -> None:
-        if identity in self._pending_connections.leaving:
+        if identity in self._pending_connections.leaving or identity in self.peers.replaced:
             return
         peer = self.peers.by_identity.get(identity)
         try:
             if peer is None:
                 self._greet(identity, frames)
             elif peer.is_client:
-                self._receive_instructions(peer, frames)
+                if peer.stream.accept(frames):
+                    self._receive_instructions(peer, frames)
+                self.delivery.acknowledge(identity, peer.stream)
             else:
                 self._receive_reports(peer, frames)
+        except MessageGap:
+            self._router.drop(identity)  # the client connects again, and sends what is missing
         except ProtocolError as error:
             self._note_refusal(identity, error)
             with internal_errors_logged("a refusal"):
@@ -271,12 +288,29 @@ class Server:
 
     def _greet(self, identity: bytes, frames: Sequence[Frame]) -> None:
         (hello, *_), _ = self._hellos.decode(frames)
+        if isinstance(hello, Resume):
+            self._resume(identity, hello)
+            return
         address = self._router.address_of(identity)
         if hello.host == this_host() and address and not is_own_address(address):
             raise ProtocolError(f"a {hello.role} at {address} says that it is a process of this machine", "foreign")
         if hello.role in ("client", "worker"):
             self._router.admit(identity)
         self._handshakes.greet(identity, hello, self._router.key_of(identity))
+
+    def _resume(self, identity: bytes, resume: Resume) -> None:
+        """A client goes on with its session, over a new connection."""
+        peer = self._leases.find(resume, self._router.key_of(identity))
+        if isinstance(peer, str):
+            self.delivery.send_to(identity, [SessionEnded(peer)])
+            self._pending_connections.close_soon(identity, time.monotonic())
+            return
+        missing = peer.stream.missing(resume.received)
+        self._router.admit(identity)
+        self._router.drop(self.peers.clients[peer.ident])
+        self.peers.move(peer, identity)
+        self._leases.end(peer, time.monotonic())
+        self.delivery.resend(identity, peer.stream, missing)
 
     def _receive_instructions(self, peer: Peer, frames: Sequence[Frame]) -> None:
         batch, payloads = self._instructions.decode(frames)
@@ -285,6 +319,8 @@ class Server:
         instructions: list[Instruction] = []
         uploads = 0
         for instruction in batch:
+            if isinstance(instruction, AckMessages):
+                continue  # its header was read
             require_ownership(peer.ident, instruction)
             if isinstance(instruction, AckRead):
                 peer.backpressure.acknowledge(instruction.request)
@@ -422,6 +458,9 @@ class Server:
     def _explain_waits(self) -> None:
         """Tell waiting clients which workers they wait for, and the current op of each."""
         for session, workers in self.dispatcher.waits().items():
+            peer = self.peers.client(session)
+            if peer is not None and peer.lost:
+                continue
             with internal_errors_logged(f"telling client {session} for whom it waits"):
                 described = [self._describe(worker) for worker in sorted(workers) if worker in self.peers.workers]
                 self.delivery.send([ToClient(session, Waiting(f"for {', '.join(described)}"))])
@@ -467,23 +506,27 @@ class Server:
             self.delivery.send(self.dispatcher.note_process_check())
 
     def _note_connection_end(self, identity: bytes) -> None:
-        """The peer is given up at the next check, after its earlier messages were read."""
+        """A worker is given up at the next check, after its earlier messages were read; a client after its lease."""
         self._handshakes.forget(identity)
         self._pending_connections.forget(identity)
         peer = self.peers.by_identity.get(identity)
-        if peer is not None:
-            peer.lost = True
+        if peer is None or peer.lost:
+            return
+        peer.lost = True
+        if peer.is_client:
+            cause = f"its connection was closed, or silent for {self._silence:g} s (GT_HEARTBEAT_TIMEOUT)"
+            self._leases.begin(peer, time.monotonic(), cause)
 
     def _check(self, peer: Peer) -> None:
         """Give up a peer that has gone without a Goodbye."""
         if peer.is_of_this_machine and not is_running(peer.hello.pid, peer.start_time):
             self._reap(peer)
-        elif peer.lost and peer.is_client:
-            self._give_up_client(peer, f"is gone: its connection was closed, or silent for {self._silence:g} s")
-        elif peer.lost:
-            self._give_up_worker(peer)
+        elif peer.is_client and time.monotonic() >= peer.kept_until:
+            self._give_up_client(peer, self._leases.describe_end(peer, self.dispatcher.state))
         elif peer.is_client:
             self._check_backpressure(peer)
+        elif peer.lost:
+            self._give_up_worker(peer)
         elif not peer.is_of_this_machine:
             self._note_silence(peer)
 
@@ -495,6 +538,7 @@ class Server:
     def _check_backpressure(self, peer: Peer) -> None:
         try:
             peer.backpressure.require_taken()
+            peer.stream.require_acknowledged()
         except ProtocolError as error:
             self._note_refusal(self.peers.clients[peer.ident], error)
             self._give_up_client(peer, f"was ended: {error}")
@@ -536,6 +580,7 @@ class Server:
         identity = self.peers.clients[peer.ident]
         with internal_errors_logged("a refusal"):
             self.delivery.send_to(identity, [kind(f"the session {reason} (server: GT {__version__})")])
+        self._leases.note_ended(peer, reason)
         self._forget(peer)
         if not peer.lost:
             self._pending_connections.close_soon(identity, time.monotonic())

@@ -34,6 +34,7 @@ class HostedDispatcherChannel:
     lost."""
 
     is_asynchronous = True
+    is_full = False
 
     def __init__(
         self,

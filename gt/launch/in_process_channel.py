@@ -36,6 +36,7 @@ class InProcessChannel:
     `hosts` are machines that plans take the workers to be on."""
 
     is_asynchronous = False
+    is_full = False
 
     def __init__(
         self,

@@ -392,7 +392,9 @@ def _open_connected(settings: Settings) -> Session:
         raise
     if settings.instruction_log:
         print(f"gt: {_log_notice(settings, welcome.instruction_log)}", file=sys.stderr)
-    return _observed(Session(channel, welcome, settings.auto_shard, settings.hot_path, display), None, settings)
+    session = Session(channel, welcome, settings.auto_shard, settings.hot_path, display)
+    session.note_quiet_threads(1)  # the one that looks after the connection
+    return _observed(session, None, settings)
 
 
 def _log_notice(settings: Settings, path: str) -> str:

@@ -61,6 +61,7 @@ class ShapesChannel:
     plans take the workers to be on."""
 
     is_asynchronous = False
+    is_full = False
 
     def __init__(
         self,

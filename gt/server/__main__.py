@@ -19,7 +19,7 @@ import zmq
 
 from gt.core.errors import GTError, SettingsError
 from gt.core.limits import parse_limits
-from gt.core.settings import Settings, check_host, read_settings
+from gt.core.settings import Settings, check_host, parse_lease, read_settings
 from gt.dispatcher.captures import DispatcherCaptures
 from gt.dispatcher.handshakes import Greeting
 from gt.dispatcher.server import Server
@@ -86,6 +86,12 @@ def _parse() -> argparse.Namespace:
         "--limits", metavar="LIMITS", help="of each session, for example bytes=4GiB,tensors=10000,instructions=5000"
     )
     parser.add_argument("--log", type=Path, metavar="FILE", help="append who joins and leaves, and warnings, to a file")
+    parser.add_argument(
+        "--lease",
+        type=parse_lease,
+        metavar="SECONDS",
+        help="how long the session of a program is kept whose connection is lost (default: GT_LEASE, or 300)",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object with the address when it listens")
     parser.add_argument(
         "--insecure", action="count", default=0, help="without keys and encryption; twice: even at a public address"
@@ -102,6 +108,7 @@ def _serve(options: argparse.Namespace, settings: Settings, listening: Listening
                 listening.endpoint,
                 open_log(settings.log),
                 silence=settings.heartbeat_timeout,
+                lease=settings.lease if options.lease is None else options.lease,
                 keys=listening.keys,
                 copy_limit=settings.copy_limit,
                 greeting=_read_signals(options.config),

@@ -46,6 +46,10 @@ class ClientChannel(Protocol):
     def is_asynchronous(self) -> bool:
         """Whether `send` returns before the work is done, so that the sender has to limit how far it runs ahead."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether so much of what was sent has not arrived that the sender has to wait. `receive` may make room."""
+
     def send(self, batch: Sequence[Instruction], uploads: Sequence[Upload]) -> None: ...
 
     def wait(self) -> None:

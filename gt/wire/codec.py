@@ -1,17 +1,17 @@
 """Encodes records to frames, and decodes frames to the records of core.messages and to nothing else.
 
-A message on the wire is a header (magic, protocol, size of the body) and a body (msgpack, a list of tagged records) in
-one frame; a body of more than PIECE bytes goes on in further frames. The raw bytes of tensors that are not in shared
-memory follow. Up to INLINE_BYTES they are part of the last frame of the body, since every frame costs time; more have
-frames of their own, of at most CHUNK bytes. So no frame is over MAX_FRAME bytes, and a peer that announces a longer one
-is disconnected before memory is allocated for it.
+A message on the wire is a header (magic, protocol, size of the body, numbers of messages) and a body (msgpack, a list
+of tagged records) in one frame; a body of more than PIECE bytes goes on in further frames. The raw bytes of tensors
+that are not in shared memory follow. Up to INLINE_BYTES they are part of the last frame of the body, since every frame
+costs time; more have frames of their own, of at most CHUNK bytes. So no frame is over MAX_FRAME bytes, and a peer that
+announces a longer one is disconnected before memory is allocated for it.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -34,26 +34,42 @@ MAX_BODY = 1 << 26
 MAX_INSTRUCTIONS = MAX_BODY >> 4  # the body of a client's message: an instruction becomes commands that are longer
 MAX_HELLO = 1 << 13
 _VERSION = struct.Struct("<2sH")  # the beginning of every header, in all versions of the protocol
-_HEADER = struct.Struct("<2sHI")
+_HEADER = struct.Struct("<2sHIQQ")
 MAX_FRAME = max(CHUNK, _HEADER.size + PIECE + INLINE_BYTES)
 _UNKNOWN = re.compile(r"^Invalid value .* - at `\$\[[\d.]+\]\[0\]`$")  # msgspec's error for the tag of a record
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(messages: Sequence[Any], payloads: Iterable[Sequence[Frame]] = ()) -> list[Frame]:
+class MessageNumbers(NamedTuple):
+    """The number of a message of a session, and that of the last message which its sender has received. See
+    MessageStream. Messages of others have number 0."""
+
+    number: int
+    received: int
+
+
+UNNUMBERED = MessageNumbers(0, 0)
+
+
+def encode(
+    messages: Sequence[Any], payloads: Iterable[Sequence[Frame]] = (), numbers: MessageNumbers = UNNUMBERED
+) -> list[Frame]:
     """One message. `payloads` are the bytes of the byte ranges of its records, in order; empty if they are in shared
     memory."""
-    return _frames(_encoder.encode(messages), payloads)
+    return _frames(_encoder.encode(messages), payloads, numbers)
 
 
 def encode_batches(
-    messages: Sequence[Any], payloads: Sequence[Sequence[Frame]] = (), limit: int = MAX_BODY
+    messages: Sequence[Any],
+    payloads: Sequence[Sequence[Frame]] = (),
+    limit: int = MAX_BODY,
+    numbers: MessageNumbers = UNNUMBERED,
 ) -> list[list[Frame]]:
-    """One message, or several if one would have too many records, or a body over the limit. Raises ProtocolError for a
-    single record over the limit."""
+    """One message, or several if one would have too many records, or a body over the limit. `numbers` are those of the
+    first. Raises ProtocolError for a single record over the limit."""
     body = _encoder.encode(messages)
     if len(body) <= limit and len(messages) <= MAX_BATCH:
-        return [_frames(body, payloads)]
+        return [_frames(body, payloads, numbers)]
     if len(messages) == 1:
         raise ProtocolError(
             f"a {type(messages[0]).__name__} of {len(body)} bytes is over the limit of {limit}; give it fewer or "
@@ -61,21 +77,21 @@ def encode_batches(
         )
     middle = len(messages) // 2
     carried = sum([len(byte_ranges_of(message)) for message in messages[:middle] if type(message) in PAYLOAD_RECORDS])
-    return [
-        *encode_batches(messages[:middle], payloads[:carried], limit),
-        *encode_batches(messages[middle:], payloads[carried:], limit),
-    ]
+    begun = encode_batches(messages[:middle], payloads[:carried], limit, numbers)
+    following = MessageNumbers(numbers.number + len(begun) if numbers.number else 0, numbers.received)
+    return [*begun, *encode_batches(messages[middle:], payloads[carried:], limit, following)]
 
 
-def _frames(body: bytes, payloads: Iterable[Sequence[Frame]]) -> list[Frame]:
+def _frames(body: bytes, payloads: Iterable[Sequence[Frame]], numbers: MessageNumbers = UNNUMBERED) -> list[Frame]:
     """Hot path: most messages have no payloads and a short body."""
+    header = header_of(body, numbers)
     if not payloads and len(body) <= PIECE:
-        return [header_of(body) + body]
+        return [header + body]
     parts = [memoryview(part) for payload in payloads for part in payload]
     is_inline = sum([part.nbytes for part in parts]) <= INLINE_BYTES
     if is_inline and len(body) <= PIECE:
-        return [b"".join((header_of(body), body, *parts))]
-    frames: list[Frame] = [header_of(body) + body[:PIECE]]
+        return [b"".join((header, body, *parts))]
+    frames: list[Frame] = [header + body[:PIECE]]
     frames.extend(body[start : start + PIECE] for start in range(PIECE, len(body), PIECE))
     if is_inline:
         frames[-1] = b"".join((frames[-1], *parts))
@@ -85,7 +101,7 @@ def _frames(body: bytes, payloads: Iterable[Sequence[Frame]]) -> list[Frame]:
     return frames
 
 
-def uncounted_bytes(messages: Sequence[Any], frames: Sequence[Frame]) -> int:
+def uncounted_bytes(messages: Sequence[Any], frames: Sequence[Sized]) -> int:
     """The size of a message to a client, without the large tensors, whose arrival the client confirms one by one."""
     reads = [message for message in messages if type(message) is TensorRead and read_bytes(message) >= COUNTED_BYTES]
     counted = [byte_range.nbytes for read in reads for byte_range in read.byte_ranges if not byte_range.name]
@@ -97,8 +113,13 @@ def read_bytes(read: TensorRead) -> int:
     return sum([byte_range.nbytes for byte_range in read.byte_ranges])
 
 
-def header_of(body: bytes) -> bytes:
-    return _HEADER.pack(MAGIC, PROTOCOL, len(body))
+def header_of(body: bytes, numbers: MessageNumbers = UNNUMBERED) -> bytes:
+    return _HEADER.pack(MAGIC, PROTOCOL, len(body), *numbers)
+
+
+def numbers_of(frames: Sequence[Frame]) -> MessageNumbers:
+    """The numbers of a message. Raises ProtocolError if it is not one of GT's protocol."""
+    return MessageNumbers(*_read_header(frames)[3:])
 
 
 class EncodedRecords(NamedTuple):
@@ -178,7 +199,19 @@ def _payloads(sizes: Sequence[int], inline: memoryview, frames: Sequence[Frame],
 
 def split(frames: Sequence[Frame], limit: int = MAX_BODY) -> tuple[memoryview, memoryview, int]:
     """Check the header; returns the body, the bytes that follow it in its last frame, and its number of frames."""
-    head = memoryview(frames[0] if frames else b"")
+    size = _read_header(frames)[2]
+    if size > limit:
+        raise ProtocolError(f"a message body of {size} bytes is over the limit of {limit}")
+    content, count = memoryview(frames[0])[_HEADER.size :], max(1, -(-size // PIECE))
+    if count > 1:
+        content = memoryview(b"".join((content, *frames[1:count])))
+    if size > len(content):
+        raise ProtocolError(f"a message body of {size} bytes is truncated to {len(content)}")
+    return content[:size], content[size:], count
+
+
+def _read_header(frames: Sequence[Frame]) -> tuple[bytes, int, int, int, int]:
+    head = frames[0] if frames else b""
     if len(head) < _VERSION.size or head[:2] != MAGIC:
         raise ProtocolError("a peer does not speak GT's protocol; is this the right port?")
     _, protocol = _VERSION.unpack_from(head)
@@ -186,15 +219,7 @@ def split(frames: Sequence[Frame], limit: int = MAX_BODY) -> tuple[memoryview, m
         raise ProtocolError(f"this side speaks protocol {PROTOCOL}, the other side {protocol}")
     if len(head) < _HEADER.size:
         raise ProtocolError(f"the header of a message is truncated to {len(head)} bytes")
-    _, _, size = _HEADER.unpack_from(head)
-    if size > limit:
-        raise ProtocolError(f"a message body of {size} bytes is over the limit of {limit}")
-    content, count = head[_HEADER.size :], max(1, -(-size // PIECE))
-    if count > 1:
-        content = memoryview(b"".join((content, *frames[1:count])))
-    if size > len(content):
-        raise ProtocolError(f"a message body of {size} bytes is truncated to {len(content)}")
-    return content[:size], content[size:], count
+    return _HEADER.unpack_from(head)
 
 
 def join(payload: Sequence[Frame]) -> Frame:

@@ -1,7 +1,7 @@
 """Connections between a dispatcher and its peers; both ends detect a lost connection.
 
-A lost connection is never reopened, because an unknown number of messages is lost with it. Its loss is the loss of the
-peer. A peer that connects again is a new peer.
+A lost connection is never reopened, because an unknown number of messages is lost with it. A worker that connects again
+is a new peer. A client sends over its next connection what was lost with the last one (`message_stream.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from zmq.utils.monitor import recv_monitor_message
 from gt.core.errors import ConnectionLost, SettingsError
 from gt.wire.addresses import NotResolved, resolve
 from gt.wire.authentication import Authenticator
-from gt.wire.codec import Frame
 from gt.wire.file_descriptors import (
     open_files_limit,
     peer_address,
@@ -31,13 +30,15 @@ from gt.wire.file_descriptors import (
 )
 from gt.wire.refusals import Refusals
 from gt.wire.server_keys import MemberKeys, ServerKeys, find_keys
-from gt.wire.sockets import has_message, open_socket, receive, receive_from, send
+from gt.wire.sockets import Sender, SentFrame, has_message, open_socket, receive, receive_from, send
 from gt.wire.tcp_watch import TcpWatch
 from gt.wire.wire_bytes import WireBytes, memory_of_machine
 
 MAX_QUEUED = 1 << 16  # messages that a server queues for each peer, and from each peer
 _SILENT_SHARE = 0.9
 _HANDSHAKE_SECONDS = 5.0
+_CANCELLED_MS = 100  # in which the end of a handshake that is cancelled is noticed
+_REMEMBERED = 1 << 12  # connections that have ended
 _UNKNOWN_SHARE = 8  # a connection takes two files; a quarter of all files may belong to peers that were not admitted
 _WAITING_SHARE = 2  # half of the machine's memory may be bytes of peers in ZeroMQ's queues
 _FAILED_HANDSHAKES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -89,12 +90,13 @@ class Link:
     def closed(self) -> bool:
         return self._socket.closed
 
-    def is_opened(self) -> bool:
-        """Wait for the end of the handshake; returns whether the connection is open. Raises SettingsError if the
-        server refuses the keys, and NoConnection if something answers that does not shake hands."""
+    def is_opened(self, cancelled: threading.Event) -> bool:
+        """Wait for the end of the handshake, or for the event; returns whether the connection is open. Raises
+        SettingsError if the server refuses the keys, and NoConnection if something answers that does not shake
+        hands."""
         deadline = time.monotonic() + _HANDSHAKE_SECONDS
-        while (left := deadline - time.monotonic()) > 0:
-            if self._monitor.poll(int(left * 1000) + 1):
+        while (left := deadline - time.monotonic()) > 0 and not cancelled.is_set():
+            if self._monitor.poll(min(int(left * 1000) + 1, _CANCELLED_MS)):
                 message = recv_monitor_message(self._monitor)
                 event = message["event"]
                 if event == zmq.EVENT_CONNECTED:
@@ -124,7 +126,7 @@ class Link:
             self._lost = True
         return self._lost
 
-    def send(self, frames: Sequence[Frame]) -> None:
+    def send(self, frames: Sequence[SentFrame]) -> None:
         """Raises ConnectionLost if the connection is lost."""
         try:
             send(self._socket, frames)
@@ -150,12 +152,13 @@ class Link:
     def has_message(self) -> bool:
         return has_message(self._socket)
 
-    def close(self) -> None:
+    def close(self, linger: int | None = None) -> None:
+        """Messages that were not sent yet are sent for `linger` milliseconds (None: as all sockets do)."""
         if self._socket.closed:
             return
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
-        self._socket.close()
+        self._socket.close(linger)
         self._context.term()
 
 
@@ -165,10 +168,11 @@ def open_link(
     milliseconds: int,
     silence: float,
     interrupt: int | None = None,
+    cancelled: threading.Event | None = None,
 ) -> Link | None:
     """A connection to the dispatcher at an endpoint; None if no dispatcher answers there, or this user has no keys for
-    it. `directory` is that of the keys (None: without encryption). Raises NoConnection where the reason is known, and
-    SettingsError where waiting does not help. See Link."""
+    it, or `cancelled` is set meanwhile. `directory` is that of the keys (None: without encryption). Raises NoConnection
+    where the reason is known, and SettingsError where waiting does not help. See Link."""
     keys = None
     if endpoint.startswith("tcp:"):
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
@@ -181,7 +185,7 @@ def open_link(
             return None
     link = Link(endpoint, keys, milliseconds, silence, interrupt)
     try:
-        if link.is_opened():
+        if link.is_opened(cancelled or threading.Event()):
             return link
     except BaseException:
         link.close()
@@ -253,6 +257,7 @@ class Router:
         self._unknown: dict[int, None] = {}  # descriptors of connections that were not admitted, the oldest first
         self._addresses: dict[int, str] = {}  # of the other ends, by descriptor
         self._keys_of: dict[bytes, str] = {}  # the names of the keys of peers
+        self._ended: dict[bytes, None] = {}  # names of peers, of which messages may still be read
         self._problem: str | None = None  # of the handshake that has just failed
         self._lost: list[bytes] = []
         self._dropped: set[bytes] = set()  # peers whose connections were closed for their bytes, and have not ended yet
@@ -268,11 +273,9 @@ class Router:
             if len(name) != _NAME_BYTES or name[0]:
                 self._refuse_name(sender.descriptor)
                 return None
-            self._notice_losses()  # first, because the descriptor may have belonged to another connection
-            self._peers[name] = sender.descriptor
-            self._names[sender.descriptor] = name
-            self._keys_of[name] = sender.key
-        self._wire_bytes.note_received(name, frames)
+            self._note_peer(name, sender)
+        if name in self._peers:
+            self._wire_bytes.note_received(name, frames)
         return name, frames
 
     def _refuse_name(self, descriptor: int) -> None:
@@ -282,16 +285,33 @@ class Router:
         self.refusals.note("name", peer, f"{peer}: it has given its connection a name")
         shut_down(descriptor)
 
+    def _note_peer(self, name: bytes, sender: Sender) -> None:
+        """The first message of a peer, or a late one. Its connection may have ended, and another one may have its
+        descriptor: then that one is closed too, since the end of a descriptor is the end of one peer."""
+        self._notice_losses()
+        if name in self._ended:
+            return
+        descriptor = sender.descriptor
+        if descriptor not in self._addresses or descriptor in self._names:
+            if descriptor in self._names:
+                shut_down(descriptor)
+            self._lost.append(name)
+            self._note_ended(name)
+            return
+        self._peers[name] = descriptor
+        self._names[descriptor] = name
+        self._keys_of[name] = sender.key
+
     def has_message(self) -> bool:
         return has_message(self._socket)
 
-    def send(self, name: bytes, frames: Sequence[Frame]) -> None:
-        """Send a message. A lost peer gets nothing, and a peer whose queue is full is given up."""
+    def send(self, name: bytes, frames: Sequence[SentFrame]) -> None:
+        """Send a message. A lost peer gets nothing, and the connection of a peer whose queue is full is closed."""
         try:
             send(self._socket, [name, *frames])
             self._wire_bytes.note_sent(name, frames)
         except zmq.Again:
-            self._lost.append(name)
+            self.drop(name)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -338,14 +358,14 @@ class Router:
         """The address of a peer, for people; "" if it is not known."""
         return self._addresses.get(self._peers.get(name, -1), "")
 
-    def key_of(self, name: bytes) -> str:
-        """The name of the key of a peer; "" without encryption."""
-        return self._keys_of.get(name, "")
-
     def silence_of(self, name: bytes) -> float | None:
         """The seconds since bytes came from a peer, answers to heartbeats among them; None if that is not
         known."""
         return seconds_of_silence(self._peers.get(name, -1))
+
+    def key_of(self, name: bytes) -> str:
+        """The name of the key of a peer; "" without encryption."""
+        return self._keys_of.get(name, "")
 
     def _read_events(self) -> None:
         """Take the events of connections, and the addresses of new ones before they can be closed."""
@@ -396,6 +416,12 @@ class Router:
             self._wire_bytes.forget(name)
             self._dropped.discard(name)
             self._lost.append(name)
+            self._note_ended(name)
+
+    def _note_ended(self, name: bytes) -> None:
+        self._ended[name] = None
+        while len(self._ended) > _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
 
     def close(self) -> None:
         if self._authenticator is not None:

@@ -9,17 +9,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gt.core.errors import ConnectionLost, ProtocolError, ServerLost, SessionError, SessionLost
+from gt.core.errors import ConnectionLost, ProtocolError, ServerLost, SessionError
 from gt.core.messages import (
     ACKNOWLEDGED_BYTES,
     COUNTED_BYTES,
     AckBytes,
+    AckMessages,
     AckRead,
     Answer,
+    Goodbye,
     Hello,
     Instruction,
     Refused,
-    SessionEnded,
     TensorRead,
     Waiting,
     Welcome,
@@ -30,21 +31,28 @@ from gt.wire import shared_memory
 from gt.wire.addresses import LOOPBACK
 from gt.wire.client_channel import CLOSED, Received, Upload
 from gt.wire.cluster_keys import CLIENT_FILE
-from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, encode, encode_batches, read_bytes, uncounted_bytes
+from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, encode, read_bytes, uncounted_bytes
 from gt.wire.connections import Link, NoConnection, open_link
 from gt.wire.long_waits import LongWait
+from gt.wire.message_stream import MessageGap, MessageStream
 from gt.wire.payloads import CopyBytes, Payloads
-from gt.wire.process_identity import host_name, is_running, program_name, start_mark, this_host
+from gt.wire.process_identity import host_name, program_name, this_host
+from gt.wire.reconnection import Reconnection
+from gt.wire.server_process import ServerProcess
+from gt.wire.sockets import SentFrame
 from gt.wire.wakeups import MessageWait
 
-_CHECK_SECONDS = 0.5
+_CHECK_SECONDS = 0.1
 _RETRY_SECONDS = 0.1
+_CUT_OFF_SECONDS = 0.02  # between looks for a new connection
 
 
 class SocketChannel:
     """A connection over a socket. `copy` writes to memory shared with workers of this machine (None: none is shared).
-    `keys` is the directory of the servers' keys (None: without encryption). A server that is silent for `silence`
-    seconds is given up. Raises ServerLost when the server has ended."""
+    `keys` is the directory of the servers' keys (None: without encryption). A connection that is silent for `silence`
+    seconds is lost. A thread of the channel then connects again, and both ends send what the other has not received.
+    Raises ServerLost when the server has ended, and when it could not be reached for the time of the session's lease.
+    """
 
     is_asynchronous = True
 
@@ -53,13 +61,22 @@ class SocketChannel:
         self._payloads = Payloads(copy)
         self._keys = keys
         self._silence = silence
-        self._link: Link | None = None
+        self._link: Link | None = None  # None while the client is cut off
+        self._stream = MessageStream()
         self._unacknowledged = 0  # bytes received that are not yet acknowledged to the server
         self._lock = threading.Lock()
         self._waiting = MessageWait(self._lock)
         self._decoder: Decoder[Answer] = Decoder(Answer)
-        self._server = (0, "")
+        self._server = ServerProcess(endpoint)
+        self._reconnection: Reconnection | None = None
+        self._failure: ServerLost | None = None
+        self._is_closed = False
+        self._said_goodbye = False
         self._checked = time.monotonic()
+
+    @property
+    def is_full(self) -> bool:
+        return self._stream.is_full
 
     def greet(self, wants_workers: int, timeout: float, display: ProgressDisplay | None = None) -> Welcome:
         """Shake hands with the server, which answers when so many workers have joined it. The `display` shows for what
@@ -85,10 +102,11 @@ class SocketChannel:
                 if self._link is None or self._link.is_lost():
                     reason = self._reopen(hello) or reason
                     continue
-                frames = self._link.receive(waits=False)
+                with self._lock:
+                    frames = self._next_message()
                 for answer, *_ in self._unpack(frames)[0] if frames is not None else ():
                     if isinstance(answer, Welcome):
-                        self._note_server(answer)
+                        self._begin(answer)
                         return answer
                     if isinstance(answer, Refused):
                         raise ProtocolError(answer.reason)
@@ -123,53 +141,88 @@ class SocketChannel:
         if self._link is None:
             time.sleep(_RETRY_SECONDS)
             return ""
+        self._stream = MessageStream()
         with contextlib.suppress(ConnectionLost):
             self._link.send(encode([hello]))
         return ""
 
-    def _note_server(self, welcome: Welcome) -> None:
+    def _begin(self, welcome: Welcome) -> None:
+        """The session has begun."""
         is_here = welcome.host == this_host()
         self._payloads.open(welcome.session_secret, shares_memory=is_here)
         if is_here:
-            self._server = (welcome.pid, start_mark(welcome.pid))
+            self._server.note(welcome.pid)
+        self._reconnection = Reconnection(self, self._lock, self._server, welcome, self._keys, self._silence)
 
     def send(self, batch: Sequence[Instruction], uploads: Sequence[Upload]) -> None:
         packed, payloads = self._payloads.pack(batch, uploads)
-        messages = encode_batches(packed, payloads, MAX_INSTRUCTIONS)
         with self._lock:
-            link = self._open_link()
+            self._require_open()
+            if self._failure is not None:
+                raise self._failure
+            self._said_goodbye = type(batch[-1]) is Goodbye
             try:
-                for frames in messages:
-                    link.send(frames)
-            except ConnectionLost:
-                raise self._loss() from None
+                for frames in self._stream.encode(packed, payloads, MAX_INSTRUCTIONS):
+                    self._transmit(frames)
             finally:
                 self._waiting.wake()
+
+    def _transmit(self, frames: Sequence[SentFrame]) -> None:
+        """Send a message now, or over the next connection if it is kept. With the lock."""
+        if self._link is None:
+            return
+        try:
+            self._link.send(frames)
+        except ConnectionLost:
+            self._lose_link()
+
+    def _lose_link(self) -> None:
+        """The connection is lost. With the lock."""
+        link, self._link = self._link, None
+        if self._reconnection is not None and link is not None:
+            self._reconnection.begin(link)
 
     def wait(self) -> None:
         with self._lock:
             link = self._link
-            if link is None or link.closed or link.has_message():
+            if self._is_closed or (link is not None and link.has_message()):
                 return
-            self._waiting.begin()
-        self._waiting.wait(link.descriptor)
+            if link is not None:
+                self._waiting.begin()
+        if link is None:
+            time.sleep(_CUT_OFF_SECONDS)
+        else:
+            self._waiting.wait(link.descriptor)
 
     def read_directly(self, ident: int) -> None:
         return None
 
     def receive(self) -> list[Received]:
         with self._lock:
-            link = self._open_link()
-            frames = link.receive(waits=False)
+            self._require_open()
+            frames = self._next_message()
             self._waiting.wake()
             if frames is None:
-                self._check_server(link)
-                return []
+                return self._check_server()
         answers, acks = self._unpack(frames)
-        if acks:
-            with self._lock, contextlib.suppress(ConnectionLost):  # the next `receive` raises it
-                self._open_link().send(encode(acks))
+        with self._lock:
+            if acks and not self._is_closed:
+                for kept in self._stream.encode(acks):
+                    self._transmit(kept)
+            elif self._stream.owes_acknowledgement:
+                self._transmit(self._stream.encode_acknowledgement())  # type: ignore[arg-type]
         return answers
+
+    def _next_message(self) -> list[bytes] | None:
+        """A message that was not received before, over the last connection. With the lock."""
+        while self._link is not None:
+            frames = self._link.receive(waits=False)
+            try:
+                if frames is None or self._stream.accept(frames):
+                    return frames
+            except MessageGap:
+                self._lose_link()
+        return None
 
     def _unpack(self, frames: Sequence[Frame]) -> tuple[list[Received], list[AckRead | AckBytes]]:
         """The answers with their bytes, and the acknowledgements to send to the server."""
@@ -179,7 +232,10 @@ class SocketChannel:
         unpacked = [
             self._payloads.unpack(answer, [next(remaining) for _ in range(count)])
             for answer, count in zip(answers, counts, strict=True)
+            if not isinstance(answer, AckMessages | Goodbye)
         ]
+        if any(isinstance(answer, Goodbye) for answer in answers):
+            self.fail(self._server.describe_end())
         reads = [answer for answer in answers if isinstance(answer, TensorRead)]
         acks: list[AckRead | AckBytes] = [AckRead(read.request) for read in reads if read_bytes(read) >= COUNTED_BYTES]
         self._unacknowledged += uncounted_bytes(answers, frames)
@@ -188,47 +244,76 @@ class SocketChannel:
             self._unacknowledged = 0
         return unpacked, acks
 
-    def _open_link(self) -> Link:
-        if self._link is None or self._link.closed:
+    def _require_open(self) -> None:
+        if self._is_closed:
             raise SessionError(CLOSED)
-        return self._link
 
-    def _check_server(self, link: Link) -> None:
+    def _check_server(self) -> list[Received]:
+        """Notice the loss of the server, or of the connection; returns news about that. With the lock."""
+        if self._failure is not None:
+            raise self._failure
         if time.monotonic() - self._checked < _CHECK_SECONDS:
-            return
+            return []
         self._checked = time.monotonic()
-        pid, mark = self._server
-        if link.is_lost() or (pid and not is_running(pid, mark)):
-            raise self._loss()
+        if self._server.has_ended():
+            self._failure = self._server.describe_end()
+            raise self._failure
+        self.check_link()
+        news = self._reconnection.take_news() if self._reconnection is not None else ""
+        return [Received(Waiting(news))] if news is not None else []
 
-    def _loss(self) -> ServerLost:
-        """The error of a lost server. Waits a moment, since its process may end shortly after its connections. A server
-        that has ended the session has said so before."""
-        while self._link is not None and (frames := self._link.receive(waits=False)) is not None:
-            for answer, *_ in self._unpack(frames)[0]:
-                if isinstance(answer, SessionEnded):
-                    return SessionLost(answer.reason)
-        pid, mark = self._server
-        end = time.monotonic() + _CHECK_SECONDS
-        while pid and is_running(pid, mark) and time.monotonic() < end:
-            time.sleep(0.01)
-        if pid and not is_running(pid, mark):
-            return ServerLost(
-                f"the server at {self._endpoint} (pid {pid}) has ended; the session and its tensors are lost"
-            )
-        return ServerLost(
-            f"the connection to the server at {self._endpoint} was lost: it was closed, or silent for "
-            f"{self._silence:g} s (GT_HEARTBEAT_TIMEOUT); the session and its tensors are lost. Start again with "
-            f"gt.shutdown() and gt.connect()"
-        )
+    # For the reconnection
+
+    def check_link(self) -> bool:
+        """Whether there is a connection. With the lock."""
+        if self._link is not None and self._link.is_lost():
+            self._lose_link()
+        return self._link is not None
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the channel was closed, or the session is lost."""
+        return self._is_closed or self.has_failed
+
+    @property
+    def received(self) -> int:
+        return self._stream.received
+
+    def resume(self, link: Link, received: int) -> None:
+        """Go on over a new connection. The server has received the messages up to a number."""
+        with self._lock:
+            if self._is_closed:
+                link.close(linger=0)
+                return
+            self._link = link
+            for frames in self._stream.missing(received):
+                self._transmit(frames)
+
+    def fail(self, failure: ServerLost) -> None:
+        """The session is lost."""
+        self._failure = self._failure or failure
 
     def how_it_ended(self, pid: int) -> str:
         return ""
 
+    def _say_goodbye(self, link: Link) -> None:
+        """The server would keep the session of a client that leaves without a word."""
+        if self._reconnection is not None and not self._said_goodbye and not self.has_failed:
+            with contextlib.suppress(ConnectionLost):
+                link.send(encode([Goodbye()]))
+
     def close(self) -> None:
         with self._lock:
+            self._is_closed = True
             if self._link is not None:
+                self._say_goodbye(self._link)
                 self._link.close()
             self._waiting.close()
+        if self._reconnection is not None:
+            self._reconnection.close()
         self._payloads.close()
         shared_memory.sweep(os.getpid())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import zmq
 
 from gt.wire.codec import MAX_FRAME, Frame
+
+SentFrame: TypeAlias = Frame | zmq.Frame
+"""A frame that is sent, or was. ZeroMQ sends a `zmq.Frame` without a copy of its bytes."""
 
 _HANDSHAKE_MS = 10_000
 _MAX_MS = 1 << 24  # a multiple of this is a C integer
@@ -46,11 +49,18 @@ def open_socket(
     return socket
 
 
-def send(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> None:
+def send(socket: zmq.Socket[bytes], frames: Sequence[SentFrame]) -> None:
     """Send one message. Hot path: `send_multipart` adds flags as enums, which takes longer than sending."""
     for frame in frames[:-1]:
-        socket.send(frame, _MORE)
-    socket.send(frames[-1])
+        socket.send(frame, _MORE, type(frame) is not zmq.Frame)
+    last = frames[-1]
+    socket.send(last, 0, type(last) is not zmq.Frame)
+
+
+def keepable(frames: Sequence[Frame]) -> list[SentFrame]:
+    """The frames of a message that can be sent now and again later, whatever becomes of the memory of their bytes. One
+    that could change is copied here, and not by ZeroMQ when it is sent."""
+    return [frame if type(frame) is bytes else zmq.Frame(frame, copy=True) for frame in frames]
 
 
 def has_message(socket: zmq.Socket[bytes]) -> bool:

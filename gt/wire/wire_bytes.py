@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from gt.wire.codec import Frame
+from gt.wire.sockets import SentFrame
 from gt.wire.tcp_watch import ConnectionBytes
 
 _ENCRYPTION = 33  # bytes that CURVE adds to a frame: a name, a nonce, a code of authentication and flags
@@ -20,10 +20,10 @@ class WireBytes:
         self._sent: dict[bytes, int] = {}
         self._received: dict[bytes, int] = {}
 
-    def note_sent(self, name: bytes, frames: Sequence[Frame]) -> None:
+    def note_sent(self, name: bytes, frames: Sequence[SentFrame]) -> None:
         self._sent[name] = self._sent.get(name, 0) + self._size(frames)
 
-    def note_received(self, name: bytes, frames: Sequence[Frame]) -> None:
+    def note_received(self, name: bytes, frames: Sequence[SentFrame]) -> None:
         self._received[name] = self._received.get(name, 0) + self._size(frames)
 
     def waiting(self, name: bytes, carried: ConnectionBytes) -> int:
@@ -36,7 +36,7 @@ class WireBytes:
         self._sent.pop(name, None)
         self._received.pop(name, None)
 
-    def _size(self, frames: Sequence[Frame]) -> int:
+    def _size(self, frames: Sequence[SentFrame]) -> int:
         """Hot path: most messages have one frame."""
         added, limit = self._added, _LONGEST_SHORT - self._added
         return sum([(size := len(frame)) + added + (_SHORT if size <= limit else _LONG) for frame in frames])

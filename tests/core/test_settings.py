@@ -56,6 +56,7 @@ def test_without_variables_settings_are_the_defaults():
         ("GT_VERBOSE", "", "verbose", False),
         ("GT_TIMEOUT", "2.5", "timeout", 2.5),
         ("GT_HEARTBEAT_TIMEOUT", "5", "heartbeat_timeout", 5.0),
+        ("GT_LEASE", "0", "lease", 0.0),
         ("GT_KEYS", "/home/me/keys", "keys", "/home/me/keys"),
     ],
 )
@@ -103,6 +104,7 @@ def test_variables_are_read_together_and_others_are_left_alone():
         ("GT_TIMEOUT", "inf", "positive number of seconds"),
         ("GT_TIMEOUT", "nan", "positive number of seconds"),
         ("GT_HEARTBEAT_TIMEOUT", "0", "positive number of seconds"),
+        ("GT_LEASE", "-1", "expected seconds from 0 to 604800"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused_by_name(name, text, expected):

@@ -83,7 +83,7 @@ def wait_in_exchange():
 def test_a_worker_that_leaves_before_it_joins_the_store_is_lost_for_all_sessions(server, fault):
     with mute_worker(server[2]):
         thread, outcome = wait_in_exchange()
-        assert "which is at redistribute (" in status()
+        wait_until(lambda: "which is at redistribute (" in status(), what="news of the exchange")
     thread.join(20)
     (error,) = outcome
     assert isinstance(error, gt.WorkerLost) and "worker 1" in str(error)

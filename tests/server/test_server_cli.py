@@ -58,7 +58,7 @@ def server():
     """A server with two workers, one started before it and one after."""
     with reserved_port() as port:
         early = start("-m", "gt.worker", "--host", "localhost", "-p", str(port), "--threads", "1")
-        main = start("-m", "gt.server", "-p", str(port))
+        main = start("-m", "gt.server", "-p", str(port), "--lease", "1")
         late = start("-m", "gt.worker", "--host", "localhost", "-p", str(port), "--threads", "1")
         with running(early, main, late):
             wait_for_workers(port, 2)
@@ -178,7 +178,7 @@ def test_another_sessions_tensor_is_refused(raw, server):
 
 
 def test_a_client_that_claims_to_be_elsewhere_is_known_to_have_left(raw, server):
-    """Its pid means nothing here: the end of its connection is the end of its session."""
+    """Its pid means nothing here: its session ends a lease after its connection."""
     gt.connect(f"localhost:{server[0]}")
     try:
 
