@@ -20,8 +20,8 @@ class FlowControl:
         self,
         send_mark: Callable[[], int],
         wait: Callable[[int], object],
-        wait_for_room: Callable[[], None],
         limit: int = 0,
+        wait_for_room: Callable[[], None] = lambda: None,
     ) -> None:
         self._send_mark = send_mark
         self._wait = wait

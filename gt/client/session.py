@@ -134,7 +134,7 @@ class Session:
         self.display = display
         self.inbox = Inbox(channel, self.sites, self._note_workers, display)
         self._flow_control = FlowControl(
-            self._request_synchronization, self.inbox.wait, self.inbox.wait_for_room, welcome.max_in_flight
+            self._request_synchronization, self.inbox.wait, welcome.max_in_flight, self.inbox.wait_for_room
         )
         self._op_ids = itertools.count(first + 1)
         self.matcher = SegmentMatcher(hot_path, self.new_op_id, lambda: self.signatures)
