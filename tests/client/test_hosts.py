@@ -15,7 +15,7 @@ def two_hosts():
     gt.shutdown()
 
 
-def test_every_mesh_without_named_workers_keeps_hosts_together(two_hosts, tmp_path):
+def test_every_mesh_without_named_workers_keeps_hosts_together(two_hosts, no_signals, tmp_path):
     mesh = gt.mesh((2, 2), ("dp", "tp"))
     assert mesh.workers == (0, 2, 1, 3) and not mesh.crosses_hosts("tp")
     with gt.open_mesh((2, 2), ("dp", "tp")) as opened:

@@ -8,6 +8,7 @@ import time
 
 import psutil
 import pytest
+import zmq
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -127,7 +128,12 @@ def send_as_client(harness, batch):
         with harness.client() as (dealer, session):
             sessions = (session, harness.bystander.session, 0, session + 1)
             while waiting and session in harness.server.peers.clients:
-                dealer.send_multipart(frames_of(waiting.pop(), sessions))
+                try:
+                    dealer.send_multipart(frames_of(waiting[-1], sessions), zmq.NOBLOCK)
+                except zmq.Again:  # the server has closed the connection
+                    harness.until(lambda: session not in harness.server.peers.clients)
+                    break
+                waiting.pop()
                 while harness.server.turn(waits=False):
                     pass
                 while dealer.poll(0):

@@ -246,7 +246,7 @@ def test_a_message_that_a_client_may_not_send_is_counted(server, frames):
 
 
 def test_a_client_that_says_no_hello_is_refused(server):
-    with counted(server, "malformed"), member(server.port) as client:
+    with counted(server, "unknown"), member(server.port) as client:
         client.send_multipart(encode([Synchronize(own(1))]))
         client.recv_multipart()
 

@@ -248,8 +248,8 @@ def test_a_small_reduction_between_hosts_is_one_step():
     ("mesh", "hosts"), [((2, 2), "aabb"), ((2, 4), "aaaabbbb"), ((2, 3), "aaabbc"), ((4,), "aabb")]
 )
 @pytest.mark.parametrize("shape", [(128, 256), (7, 2341), (1, 1 << 14)])
-def test_reductions_between_hosts(hosts, shape):
-    grid = DeviceMesh((2, len(hosts) // 2), "xy", hosts=hosts)
+def test_reductions_between_hosts(mesh, hosts, shape):
+    grid = DeviceMesh(mesh, "xy"[: len(mesh)], hosts=hosts)
     pairs = [(source, target) for source, target in all_pairs(grid) if source.partial and not target.partial]
     for at in np.random.default_rng(0).integers(len(pairs), size=20):
         check(shape, *pairs[at])

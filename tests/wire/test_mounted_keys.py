@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -61,7 +63,14 @@ except SettingsError as error:
 """
 
 
-def read_mounted(tmp_path, **changes):
+@pytest.fixture
+def place():
+    """A directory that another user can enter, unlike those of pytest."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def read_mounted(place, **changes):
     """What a process reads of a mounted secret, or why it does not."""
     server = new_server_key()
     client = new_client_key("cluster", server)
@@ -81,11 +90,10 @@ def read_mounted(tmp_path, **changes):
         "read_only": True,
         "serves": False,
     }
-    (tmp_path / "keys").mkdir()
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
+    place.chmod(0o755)
+    (place / "keys").mkdir()
     done = subprocess.run(
-        ["unshare", "--mount", sys.executable, "-c", MOUNT, tmp_path / "keys",
+        ["unshare", "--mount", sys.executable, "-c", MOUNT, place / "keys",
          json.dumps({"files": files, **options, **changes})],
         capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
@@ -104,8 +112,8 @@ def read_mounted(tmp_path, **changes):
         {"user": 0, "groups": [], "mode": 0o400},
     ],
 )
-def test_keys_of_a_mounted_secret_are_read(tmp_path, changes):
-    said, keys = read_mounted(tmp_path, **changes)
+def test_keys_of_a_mounted_secret_are_read(place, changes):
+    said, keys = read_mounted(place, **changes)
     assert said == keys
 
 
@@ -119,12 +127,12 @@ def test_keys_of_a_mounted_secret_are_read(tmp_path, changes):
         {"mode": 0o404, "groups": []},
     ],
 )
-def test_files_that_others_may_have_are_refused(tmp_path, changes):
-    said, _ = read_mounted(tmp_path, **changes)
+def test_files_that_others_may_have_are_refused(place, changes):
+    said, _ = read_mounted(place, **changes)
     assert "out of reach of others" in said or "cannot be read" in said, said
 
 
 @pytest.mark.parametrize("changes", [{}, {"user": 0, "groups": [], "mode": 0o400}])
-def test_a_server_runs_with_keys_where_it_cannot_write(tmp_path, changes):
-    said, _ = read_mounted(tmp_path, serves=True, **changes)
+def test_a_server_runs_with_keys_where_it_cannot_write(place, changes):
+    said, _ = read_mounted(place, serves=True, **changes)
     assert json.loads(said)["encrypted"] is True

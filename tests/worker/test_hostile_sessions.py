@@ -126,7 +126,7 @@ def test_a_tensor_that_cannot_be_read_fails_its_request_and_leaves_no_shared_buf
     (answer,) = worker.send(WorkerFetchTensor(REQUEST, A))
     failure = answer.failure
     assert isinstance(answer, Failed) and answer.is_own_failure
-    assert (failure.op, failure.origin, failure.kind) == ("fetch", REQUEST, "MemoryError")
+    assert (failure.op, failure.origin, failure.kind) == ("fetch", REQUEST, "LimitError")
     assert list((tmp_path / "byte_ranges").iterdir()) == []
 
 

@@ -27,7 +27,6 @@ from gt.worker.engines.numpy_views import (
     memory_owner,
     with_strides,
 )
-from gt.worker.engines.refused_ops import OpNotAllowed
 
 
 class NumPyEngine:
@@ -188,7 +187,7 @@ class NumPyEngine:
 
 def _found(op: str, table: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
     if op not in table:
-        raise OpNotAllowed(f"the numpy backend has no {op}; use the pytorch backend, or add it to numpy_ops.py")
+        raise NotImplementedError(f"the numpy backend has no {op}; use the pytorch backend, or add it to numpy_ops.py")
     return table[op]
 
 
