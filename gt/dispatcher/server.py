@@ -423,6 +423,7 @@ class Server:
                 break
             if isinstance(report, Goodbye):
                 self._forget(peer)
+                break  # nothing that a worker says after it is used
         for client in list(self._held.values()):  # a progress report may let queued instructions proceed
             self._proceed(client)
         self._handshakes.welcome_waiting()

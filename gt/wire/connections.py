@@ -324,10 +324,10 @@ class Router:
         """Close the connection of a peer and drop the messages in its queue. `take_lost` then returns its name."""
         self._notice_losses()
         descriptor = self._peers.get(name)
-        if descriptor is None:
-            self._lost.append(name)
-        else:
+        if descriptor is not None:
             shut_down(descriptor)
+        elif name not in self._lost:
+            self._lost.append(name)
 
     def take_lost(self) -> list[bytes]:
         """The names of peers whose connections were lost since the last call."""
