@@ -95,6 +95,7 @@ def test_a_peer_that_does_not_take_its_messages_is_given_up(tmp_path, monkeypatc
         context.socket(zmq.DEALER) as slow,
     ):
         slow.setsockopt(zmq.RCVHWM, 8)
+        slow.setsockopt(zmq.LINGER, 0)
         slow.connect(f"ipc://{tmp_path}/router")
         slow.send(b"hello")
         name, _ = router.receive()
