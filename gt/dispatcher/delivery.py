@@ -5,22 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from gt.core.messages import Answer, Failed, Lost, MoreRoomNeeded, Rejected, Resumed, TensorRead
+from gt.core.messages import (
+    Answer,
+    Failed,
+    Goodbye,
+    Lost,
+    MoreRoomNeeded,
+    Refused,
+    Rejected,
+    Resumed,
+    SessionEnded,
+    TensorRead,
+)
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.dispatcher.peers import PeerTable
 from gt.wire.codec import (
     EncodedRecords,
     Frame,
     Payload,
+    counted_bytes,
     encode,
     encode_batches,
     encode_records,
     join_records,
-    uncounted_bytes,
 )
 from gt.wire.connections import Router
 from gt.wire.message_stream import MessageStream
-from gt.wire.sockets import SentFrame
 
 Deliver: TypeAlias = Callable[[Answer, Sequence[Payload]], None]
 
@@ -113,24 +123,35 @@ class Delivery:
             peer.backpressure.note_read(item.answer)
 
     def send_to(self, identity: bytes, messages: Sequence[Any], payloads: Sequence[Payload] = ()) -> None:
-        """Send messages. Those of a session are kept for a client whose connection is lost."""
+        """Send messages. Those of a session are kept until its client has acknowledged them, and wait while it has
+        acknowledged too few of the earlier ones."""
         peer = self._peers.by_identity.get(identity)
         if peer is None or not peer.is_client:
             for frames in encode_batches(messages, payloads):
                 self._router.send(identity, frames)
             return
-        numbered = peer.stream.encode(messages, payloads)
-        for kept in numbered:
-            self._router.send(identity, kept)
-        peer.backpressure.note_sent(uncounted_bytes(messages, [frame for kept in numbered for frame in kept]))
+        stream = peer.stream
+        kept_bytes = stream.kept_bytes
+        for sendable in stream.encode(messages, payloads):
+            self._router.send(identity, sendable)
+        peer.backpressure.note_sent(stream.kept_bytes - kept_bytes - counted_bytes(messages))
 
-    def acknowledge(self, identity: bytes, stream: MessageStream) -> None:
-        """Tell a client which of its messages have arrived, if it sends much and is sent nothing."""
+    def send_last(self, identity: bytes, message: Goodbye | Refused | SessionEnded) -> None:
+        """Send the last message of a session. It does not wait for the messages before it, which a client that is told
+        why its session has ended needs no more."""
+        self._router.send(identity, encode([message]))
+
+    def proceed(self, identity: bytes, stream: MessageStream) -> None:
+        """Send a client the messages that waited for its acknowledgements, and tell it which of its own have arrived,
+        if it sends much and is sent nothing."""
+        if stream.has_waiting:
+            for sendable in stream.take_sendable():
+                self._router.send(identity, sendable)
         if stream.owes_acknowledgement:
             self._router.send(identity, stream.encode_acknowledgement())
 
-    def resend(self, identity: bytes, stream: MessageStream, missing: Sequence[list[SentFrame]]) -> None:
+    def resume(self, identity: bytes, stream: MessageStream) -> None:
         """Send a client over its new connection what it has not received."""
         self._router.send(identity, encode([Resumed(stream.received)]))
-        for frames in missing:
-            self._router.send(identity, frames)
+        for sendable in stream.take_sendable():
+            self._router.send(identity, sendable)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gt.core.messages import Hello
 from gt.core.worker_progress import LENGTH
 from gt.dispatcher.backpressure import Backpressure
-from gt.wire.message_stream import MessageStream
+from gt.wire.message_stream import MessageStream, SendWindow
 from gt.wire.process_identity import this_host
 
 _REMEMBERED = 1 << 10  # connections that clients have replaced
@@ -35,7 +35,7 @@ class Peer:
     key: str = ""
     joined_at: float = field(default_factory=time.monotonic)
     silence: float = 0.0  # seconds since the last bytes came from a worker of another machine, at the latest check
-    stream: MessageStream = field(default_factory=MessageStream)
+    stream: MessageStream = field(default_factory=lambda: MessageStream(SendWindow()))
     kept_until: float = math.inf
 
     @property
@@ -81,6 +81,9 @@ class PeerTable:
         identity = (self.clients if peer.is_client else self.workers).pop(peer.ident, None)
         if identity is not None:
             del self.by_identity[identity]
+
+    def connected_clients(self) -> list[Peer]:
+        return [peer for peer in self.by_identity.values() if peer.is_client and not peer.lost]
 
     def client(self, session: int) -> Peer | None:
         """None for a session of this process."""

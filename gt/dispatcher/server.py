@@ -152,7 +152,7 @@ class Server:
                 self.delivery.send_to(identity, [WorkerShutdown()])
         for identity in self.peers.clients.values():
             with internal_errors_logged("a goodbye to a client"):
-                self.delivery.send_to(identity, [Goodbye("the server has ended")])
+                self.delivery.send_last(identity, Goodbye("the server has ended"))
 
     def _await_dismissed(self, end: float) -> None:
         """Read until the workers have closed their connections. One that is closed here first, with a message that was
@@ -215,7 +215,12 @@ class Server:
     def _is_drained(self) -> bool:
         if not self.is_draining:
             return False
-        is_waited_for = self.dispatcher.state.pending or self._held or self._router.has_message()
+        is_waited_for = (
+            self.dispatcher.state.pending
+            or self._held
+            or any(peer.stream.has_waiting for peer in self.peers.connected_clients())
+            or self._router.has_message()
+        )
         return not is_waited_for or time.monotonic() > self._drained_at
 
     def read_status(self) -> ProgramStatus:
@@ -251,7 +256,7 @@ class Server:
             elif peer.is_client:
                 if peer.stream.accept(frames):
                     self._receive_instructions(peer, frames)
-                self.delivery.acknowledge(identity, peer.stream)
+                self.delivery.proceed(identity, peer.stream)
             else:
                 self._receive_reports(peer, frames)
         except MessageGap:
@@ -305,12 +310,12 @@ class Server:
             self.delivery.send_to(identity, [SessionEnded(peer)])
             self._pending_connections.close_soon(identity, time.monotonic())
             return
-        missing = peer.stream.missing(resume.received)
+        peer.stream.restart(resume.received)
         self._router.admit(identity)
         self._router.drop(self.peers.clients[peer.ident])
         self.peers.move(peer, identity)
         self._leases.end(peer, time.monotonic())
-        self.delivery.resend(identity, peer.stream, missing)
+        self.delivery.resume(identity, peer.stream)
 
     def _receive_instructions(self, peer: Peer, frames: Sequence[Frame]) -> None:
         batch, payloads = self._instructions.decode(frames)
@@ -580,7 +585,7 @@ class Server:
         log.warning("client %d (%s) %s", peer.ident, peer.process, reason)
         identity = self.peers.clients[peer.ident]
         with internal_errors_logged("a refusal"):
-            self.delivery.send_to(identity, [kind(f"the session {reason} (server: GT {__version__})")])
+            self.delivery.send_last(identity, kind(f"the session {reason} (server: GT {__version__})"))
         self._leases.note_ended(peer, reason)
         self._forget(peer)
         if not peer.lost:

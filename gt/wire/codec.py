@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -101,11 +101,10 @@ def _frames(body: bytes, payloads: Iterable[Sequence[Frame]], numbers: MessageNu
     return frames
 
 
-def uncounted_bytes(messages: Sequence[Any], frames: Sequence[Sized]) -> int:
-    """The size of a message to a client, without the large tensors, whose arrival the client confirms one by one."""
+def counted_bytes(messages: Sequence[Any]) -> int:
+    """The size of the large tensors in a message to a client, whose arrival the client confirms one by one."""
     reads = [message for message in messages if type(message) is TensorRead and read_bytes(message) >= COUNTED_BYTES]
-    counted = [byte_range.nbytes for read in reads for byte_range in read.byte_ranges if not byte_range.name]
-    return sum(map(len, frames)) - sum(counted)
+    return sum([byte_range.nbytes for read in reads for byte_range in read.byte_ranges if not byte_range.name])
 
 
 def read_bytes(read: TensorRead) -> int:

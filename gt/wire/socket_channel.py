@@ -31,7 +31,7 @@ from gt.wire import shared_memory
 from gt.wire.addresses import LOOPBACK
 from gt.wire.client_channel import CLOSED, Received, Upload
 from gt.wire.cluster_keys import CLIENT_FILE
-from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, encode, read_bytes, uncounted_bytes
+from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, counted_bytes, encode, read_bytes
 from gt.wire.connections import Link, NoConnection, open_link
 from gt.wire.long_waits import LongWait
 from gt.wire.message_stream import MessageGap, MessageStream
@@ -238,7 +238,7 @@ class SocketChannel:
             self.fail(self._server.describe_end())
         reads = [answer for answer in answers if isinstance(answer, TensorRead)]
         acks: list[AckRead | AckBytes] = [AckRead(read.request) for read in reads if read_bytes(read) >= COUNTED_BYTES]
-        self._unacknowledged += uncounted_bytes(answers, frames)
+        self._unacknowledged += sum(map(len, frames)) - counted_bytes(answers)
         if self._unacknowledged >= ACKNOWLEDGED_BYTES:
             acks.append(AckBytes(self._unacknowledged))
             self._unacknowledged = 0
@@ -290,7 +290,8 @@ class SocketChannel:
                 link.close(linger=0)
                 return
             self._link = link
-            for frames in self._stream.missing(received):
+            self._stream.restart(received)
+            for frames in self._stream.take_sendable():
                 self._transmit(frames)
 
     def fail(self, failure: ServerLost) -> None:

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gt.core.errors import ProtocolError
-from gt.core.messages import AckMessages, AckRead
+from gt.core.messages import ACKNOWLEDGED_BYTES, AckMessages, AckRead
 from gt.wire import message_stream
 from gt.wire.codec import Decoder, MessageNumbers, encode, numbers_of
-from gt.wire.message_stream import ACKNOWLEDGED_MESSAGES, MessageGap, MessageStream
+from gt.wire.message_stream import ACKNOWLEDGED_MESSAGES, MessageGap, MessageStream, SendWindow
 from tests.records import own
 
 DECODER = Decoder(AckRead | AckMessages)
@@ -17,8 +17,8 @@ DECODER = Decoder(AckRead | AckMessages)
 class End:
     """One end, the messages that it has used, and those on their way to it."""
 
-    def __init__(self):
-        self.stream = MessageStream()
+    def __init__(self, window=None):
+        self.stream = MessageStream(window)
         self.used, self.sent, self.arriving = [], [], []
 
     def send(self, other, count):
@@ -34,6 +34,7 @@ class End:
         frames = [bytes(frame) for frame in self.arriving.pop(0)]
         if self.stream.accept(frames):
             self.used += [record for record in DECODER.decode(frames)[0] if not isinstance(record, AckMessages)]
+        other.arriving += self.stream.take_sendable()
         if self.stream.owes_acknowledgement:
             other.arriving.append(self.stream.encode_acknowledgement())
 
@@ -42,8 +43,10 @@ def reconnect(left, right):
     """What was on its way is lost; each end sends what the other has not received."""
     left.arriving.clear()
     right.arriving.clear()
-    right.arriving += left.stream.missing(right.stream.received)
-    left.arriving += right.stream.missing(left.stream.received)
+    left.stream.restart(right.stream.received)
+    right.stream.restart(left.stream.received)
+    right.arriving += left.stream.take_sendable()
+    left.arriving += right.stream.take_sendable()
 
 
 STEPS = st.lists(
@@ -56,9 +59,9 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS)
-def test_messages_are_used_once_and_in_order_whatever_is_lost(steps):
-    left, right = End(), End()
+@given(STEPS, st.one_of(st.none(), st.integers(ACKNOWLEDGED_MESSAGES, 200)))
+def test_messages_are_used_once_and_in_order_whatever_is_lost(steps, window):
+    left, right = End(), End(None if window is None else SendWindow(window))
     for step, is_left, count in steps:
         end, other = (left, right) if is_left else (right, left)
         if step == "send":
@@ -106,8 +109,9 @@ def test_what_was_acknowledged_cannot_be_asked_for_again():
     stream.acknowledge(2)
     assert stream.kept == 1
     with pytest.raises(ProtocolError, match="up to 2 were acknowledged, and now only up to 1"):
-        stream.missing(1)
-    assert [numbers_of(frames).number for frames in stream.missing(2)] == [3]
+        stream.restart(1)
+    stream.restart(2)
+    assert [numbers_of(frames).number for frames in stream.take_sendable()] == [3]
 
 
 def test_messages_without_a_number_are_new_and_not_kept():
@@ -163,3 +167,41 @@ def test_a_sender_that_cannot_wait_gives_up_a_peer_that_acknowledges_nothing(mon
     stream.encode([AckRead(own(1))])
     with pytest.raises(ProtocolError, match="1 messages"):
         stream.require_acknowledged()
+
+
+def numbers(messages):
+    return [numbers_of(frames).number for frames in messages]
+
+
+def test_messages_over_the_window_wait_for_acknowledgements():
+    stream = MessageStream(SendWindow(messages=2))
+    sent = [message for n in range(5) for message in stream.encode([AckRead(own(n))])]
+    assert numbers(sent) == [1, 2] and stream.has_waiting and stream.kept == 5
+    stream.acknowledge(1)
+    assert numbers(stream.take_sendable()) == [3] and stream.take_sendable() == []
+    with pytest.raises(ProtocolError, match="message 4 of a session was acknowledged, and 3 were sent"):
+        stream.acknowledge(4)
+    stream.acknowledge(3)
+    assert numbers(stream.take_sendable()) == [4, 5] and not stream.has_waiting
+
+
+def test_a_window_of_bytes_lets_one_message_of_any_size_pass():
+    stream = MessageStream(SendWindow(nbytes=1000))
+    sent = [message for n in range(3) for message in stream.encode([AckRead(own(n))], [[bytes(5000)]])]
+    assert numbers(sent) == [1]
+    stream.acknowledge(1)
+    assert numbers(stream.take_sendable()) == [2] and stream.kept_bytes > 10_000
+
+
+def test_a_new_connection_has_a_window_of_its_own():
+    stream = MessageStream(SendWindow(messages=2))
+    for n in range(5):
+        stream.encode([AckRead(own(n))])
+    stream.restart(1)
+    assert numbers(stream.take_sendable()) == [2, 3]
+    stream.restart(3)
+    assert numbers(stream.take_sendable()) == [4, 5] and stream.kept == 2
+
+
+def test_the_window_is_larger_than_what_the_other_end_receives_before_it_acknowledges():
+    assert SendWindow().messages > ACKNOWLEDGED_MESSAGES and SendWindow().nbytes > ACKNOWLEDGED_BYTES

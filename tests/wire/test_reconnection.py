@@ -98,7 +98,7 @@ def test_training_whose_connections_are_cut_at_random_positions_gives_the_same_n
     draw = random.Random(seed)
     with proxied(server[1], lambda: int(2 ** draw.uniform(9, 20))) as proxy:
         assert lines_of(train(proxy.port, 8)) == undisturbed
-        assert proxy.resets > 5
+        assert proxy.resets > 1
 
 
 @pytest.mark.parametrize("how", ["is cut", "goes silent"])
