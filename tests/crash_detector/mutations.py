@@ -74,6 +74,10 @@ def _shapes(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     if tensor.dim() > 1:
         yield "transposed", tensor.transpose(0, -1).contiguous()
         yield "with transposed strides", tensor.transpose(0, -1).contiguous().transpose(0, -1)
+        yield (
+            "with reversed strides",
+            tensor.permute(*reversed(range(tensor.dim()))).contiguous().permute(*reversed(range(tensor.dim()))),
+        )
     if tensor.dim() == 4:
         yield "with channels last", tensor.contiguous(memory_format=torch.channels_last)
 

@@ -30,7 +30,8 @@ class Call:
 
 
 class Recorder(TorchDispatchMode):
-    """Keeps calls of each op that differ in more than the values of their tensors."""
+    """Keeps calls of each op that differ in more than the values of their tensors: the first `CALLS_PER_OP`, and later
+    ones whose tensors have more dims, because some kernels go wrong only where there are several batch dims."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +44,10 @@ class Recorder(TorchDispatchMode):
     def keep(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         name = str(func)
         kept = self.calls[name]
-        if not name.startswith("aten.") or len(kept) >= CALLS_PER_OP or not _can_be_kept((args, kwargs)):
+        if not name.startswith("aten.") or not _can_be_kept((args, kwargs)):
+            return
+        most = max([_most_dims((call.args, call.kwargs)) for call in kept.values()], default=0)
+        if len(kept) >= CALLS_PER_OP and _most_dims((args, kwargs)) <= most:
             return
         key = repr(tree_map(_describe, (args, kwargs)))
         if key not in kept:
@@ -53,6 +57,10 @@ class Recorder(TorchDispatchMode):
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def _most_dims(tree: Any) -> int:
+    return max([tensor.dim() for tensor in _tensors(tree)], default=0)
 
 
 def _can_be_kept(tree: Any) -> bool:

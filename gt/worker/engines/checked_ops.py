@@ -11,7 +11,7 @@ device, where the alternative is an assertion of a kernel that makes the whole c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gt.worker.engines import op_family_checks as family
@@ -204,6 +204,11 @@ CHECKS: dict[str, tuple[Check, ...]] = {
 }
 
 
+# Ops whose kernels find the matrices of an `out=` by one stride for all batch dims, and so write outside of a permuted
+# one. They write to a row-major copy, which is then copied to it.
+WRITES_ROW_MAJOR = frozenset({"linalg_lu", "lu_unpack", "tril", "triu"})
+
+
 def has_checks(op: str) -> bool:
     name, overload = op.split(".")[1:]
     plain = name.removesuffix("_")
@@ -223,6 +228,8 @@ def checked(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
     )
     if not checks:
         return function
+    if name in WRITES_ROW_MAJOR and written:
+        function = _writing_row_major(function, written)
     names = [parameter.name for parameter in parameters]
     defaults = {parameter.name: parameter.default_value for parameter in parameters if parameter.has_default_value()}
 
@@ -234,5 +241,19 @@ def checked(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         except (IndexError, ValueError) as error:
             raise type(error)(f"{op}: {error}") from None
         return function(*[given[name] for name in names[: len(args)]], **{name: given[name] for name in kwargs})
+
+    return run
+
+
+def _writing_row_major(function: Callable[..., Any], written: Sequence[str]) -> Callable[..., Any]:
+    """The function of an op with a detour for its `out=` arguments, whose names are `written`: where one is not
+    contiguous the op writes to a row-major copy, which is then copied to it."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        copies = {name: kwargs[name].contiguous() for name in written if not kwargs[name].is_contiguous()}
+        results = function(*args, **(kwargs | copies))
+        for name, copy in copies.items():
+            kwargs[name].resize_(copy.shape).copy_(copy)
+        return kwargs[written[0]] if len(written) == 1 else type(results)([kwargs[name] for name in written])
 
     return run

@@ -198,3 +198,17 @@ def test_the_median_of_an_expanded_tensor_reads_its_own_memory(op):
     row = torch.arange(5.0)
     values, _ = PyTorchEngine("cpu").resolve(op)(row.expand(500, 5), 0)
     assert values.tolist() == row.tolist()
+
+
+@pytest.mark.parametrize("op", ["aten.tril.out", "aten.triu.out", "aten.linalg_lu.out"])
+def test_a_permuted_out_is_written_inside_its_own_memory(op):
+    """Torch's kernels step through the batch dims of an `out=` by one stride, and so leave a permuted one."""
+    plain = getattr(aten, op.split(".")[1])
+    names = [argument.name for argument in plain.out._schema.arguments if argument.is_out]
+    matrices = torch.randn(3, 3, 5, 5)
+    around = {name: torch.full((3 * 625,), 7.0) for name in names}  # the middle part is the argument's memory
+    outs = {name: memory[625 : 625 + 225].view(5, 5, 3, 3).permute(3, 2, 1, 0) for name, memory in around.items()}
+    given = PyTorchEngine("cpu").resolve(op)(matrices, **outs)
+    torch.testing.assert_close(list(outs.values()), tree_leaves(plain(matrices)))
+    assert all(one is out for one, out in zip(tree_leaves(given), outs.values(), strict=True))
+    assert all((memory[:625] == 7).all() and (memory[850:] == 7).all() for memory in around.values())
