@@ -79,14 +79,19 @@ class PlanSearch:
         return sorted(found, key=lambda each: each.cost.seconds)
 
     def _solved(self, mesh: DeviceMesh, graph: StrategyGraph) -> list[Candidate]:
-        """What the solver proposes for a choice problem; if the replay exceeds the limit of memory, with less of it."""
+        """What the solver proposes for a choice problem. The replay tells which of that is within the limit of memory:
+        the solver's own sum of memory may be larger or smaller. If the fastest proposal is not, the solver is given
+        that limit too, and less of it while the replay exceeds it."""
         self._progress(f"{_shape(mesh)}: {len(graph.variables)} variables, {len(graph.model.pairs)} pairs")
-        limit = None if self._limit is None else float(self._limit)
-        found: list[Candidate] = []
+        found = list(self._proposed(mesh, graph, None))
+        if self._limit is None or self.fits(min(found, key=lambda each: each.cost.seconds)):
+            return found
+        found = [each._replace(solution=None) for each in found]  # its bound says nothing about answers within memory
+        limit = float(self._limit)
         for _ in range(_TRIES):
             proposed = list(self._proposed(mesh, graph, limit))
             found += proposed
-            if limit is None or self._limit is None or not proposed or any(map(self.fits, proposed)):
+            if not proposed or any(map(self.fits, proposed)):
                 break
             limit *= _MARGIN * self._limit / min(each.cost.peak for each in proposed)
         return found

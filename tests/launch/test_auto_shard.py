@@ -245,6 +245,12 @@ def test_little_memory_moves_it_from_whole_to_cut_weights():
     assert any("weight" in entry.pattern and any(entry.dims) for entry in poor.config.parameters)
 
 
+def test_a_limit_that_does_not_bind_changes_no_plan():
+    free = plan_of("mlp")
+    limited = plan_of("mlp", memory=free.memory)
+    assert (limited.config, limited.cost, limited.gap) == (free.config, free.cost, free.gap)
+
+
 def test_memory_that_nothing_fits_is_an_error():
     with pytest.raises(
         gt.LayoutError, match="holds at most 1,000 bytes; the smallest of those compared takes"
