@@ -6,7 +6,7 @@ from __future__ import annotations
 import fnmatch
 import html
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from gt.launch.plan_search import DATA_PARALLEL, FULLY_SHARDED, REFINED, SOLVER,
 from gt.sharding.calibration import Calibration
 from gt.sharding.constraints import Constraint, DimConstraint
 from gt.sharding.hierarchical_propagation import Propagation, run_hierarchical_propagation_pass
-from gt.sharding.optimizer.name_patterns import without_numbers
+from gt.sharding.optimizer.name_patterns import as_patterns, without_numbers
 from gt.sharding.optimizer.op_strategies import layouts_of
 from gt.sharding.optimizer.recorded_program import Boundary, RecordedProgram
 from gt.sharding.optimizer.recorded_steps import INPUT, OUTPUT, RecordedSteps
@@ -34,6 +34,7 @@ from gt.signals.parser import read_config
 from gt.signals.registry import registry
 from gt.signals.resolution import resolve_activation, resolve_spec
 
+_NO_LAYOUT = "as it is"
 _ORIGINS = {
     SOLVER: "proposed by the solver",
     DATA_PARALLEL: "the data parallel plan",
@@ -176,13 +177,19 @@ class Plan:
         return self._search.evaluate(self.mesh, config, "given").cost
 
     def diff(self, other: Plan) -> str:
-        """The layouts in which two plans differ, and their costs."""
-        mine, others = dict(self._entries()), dict(other._entries())
-        lines = [f"{_summary(self)}", f"{_summary(other)}"]
-        for pattern in dict.fromkeys((*mine, *others)):
-            if mine.get(pattern) != others.get(pattern):
-                lines.append(f"  {pattern:<48} {mine.get(pattern, 'as it is'):<20} {others.get(pattern, 'as it is')}")
-        return "\n".join(lines)
+        """The layouts in which two plans differ, and their costs. Names that differ in numbers alone share a line."""
+        if not isinstance(other, Plan):
+            raise TypeError(
+                f"plan.diff() compares with another plan of gt.auto_shard, not with a {type(other).__name__}; "
+                "plan.evaluate() tells what the layouts of a file would cost"
+            )
+        rows = [
+            (f"{pattern}{suffix}", *texts)
+            for suffix, mine, others in zip(("", "", " ->"), self._layouts(), other._layouts(), strict=True)
+            for pattern, texts in _differences(mine, others).items()
+        ]
+        lines = [f"  {name:<48} {mine:<20} {others}" for name, mine, others in rows]
+        return "\n".join([_summary(self), _summary(other), *(lines or ["  the layouts are the same"])])
 
     @cached_property
     def propagation(self) -> Propagation:
@@ -284,11 +291,15 @@ class Plan:
                 notes[pattern] = f"{print_bytes(sum(c.nbytes for c in own))}, {_ms(sum(c.waits for c in own))}"
         return notes
 
-    def _entries(self) -> Iterator[tuple[str, str]]:
-        yield "mesh", "x".join(map(str, self.mesh.shape))
-        yield from [(entry.pattern, dims_text(entry.dims)) for entry in self.config.parameters]
-        yield "inputs", dims_text(self.config.inputs or ())
-        yield from [(f"{entry.pattern} ->", dims_text(entry.dims)) for entry in self.config.outputs]
+    def _layouts(self) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+        """The layouts of the plan as texts, by name: of the mesh and the inputs, of parameters, and of the results of
+        modules."""
+        config, modules = self.config, dict.fromkeys(each.module for each in self.program.boundaries)
+        return (
+            {"mesh": "x".join(map(str, self.mesh.shape)), "inputs": dims_text(config.inputs or ())},
+            {name: _entry_text(config.spec_for(name)) for name in self._steps.parameters},
+            {name: _entry_text(config.output_for(name)) for name in modules},
+        )
 
     def _rows(self) -> list[tuple[str, str, str, str, str]]:
         """Per kind of module: its name, the layouts of its parameters and results, times, and communication."""
@@ -338,6 +349,17 @@ class Plan:
         heads = "".join(f"<th>{name}</th>" for name in ("module", "layouts", "compute", "waits", "communication"))
         heading = html.escape(self._heading()).replace("\n", "<br>")
         return f"<p>{heading}</p><table><tr>{heads}</tr>{''.join(cells)}</table>"
+
+
+def _differences(mine: Mapping[str, str], others: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """The two layouts of each name whose layouts differ, by patterns of names."""
+    names = dict.fromkeys((*mine, *others))
+    both = {name: (mine.get(name, _NO_LAYOUT), others.get(name, _NO_LAYOUT)) for name in names}
+    return as_patterns({name: pair for name, pair in both.items() if pair[0] != pair[1]}, names)
+
+
+def _entry_text(entry: ParameterEntry | OutputEntry | None) -> str:
+    return _NO_LAYOUT if entry is None else dims_text(entry.dims)
 
 
 def _closed(spec: ShardingSpec) -> Constraint:

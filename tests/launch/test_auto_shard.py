@@ -449,6 +449,18 @@ def test_a_diff_names_the_layouts_that_differ():
     other = plan_of(constraints=gt.ModelConfig({"dp": 2, "tp": 2}, parameters={"0.weight": [["dp", "tp"]]}))
     difference = one.diff(other)
     assert "0.weight" in difference and difference.count("ms a step") == 2
+    assert one.diff(one).endswith("the layouts are the same")
+    with pytest.raises(TypeError, match="not with a dict"):
+        one.diff({})
+
+
+def test_a_diff_compares_layouts_whatever_patterns_give_them():
+    by_name, by_pattern = [
+        plan_of(constraints=gt.ModelConfig({"dp": 2, "tp": 2}, parameters=parameters, outputs={"*": ["..."]}))
+        for parameters in ({"0.weight": ["tp", "-"], "2.weight": ["-", "-"]}, {"*.weight": ["-", "-"]})
+    ]
+    rows = [line.split() for line in by_name.diff(by_pattern).splitlines()[2:]]
+    assert [row for row in rows if "weight" in row[0]] == [["0.weight", "[tp,", "-]", "[-,", "-]"]]
 
 
 def test_the_layouts_of_all_values_follow_by_propagation():
