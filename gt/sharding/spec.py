@@ -72,7 +72,10 @@ class DeviceMesh:
 
     def coordinate(self, worker: int) -> Shape:
         """The coordinate of a worker: its index along each axis."""
-        position: int = self._positions[worker]  # type: ignore[attr-defined]
+        try:
+            position: int = self._positions[worker]  # type: ignore[attr-defined]
+        except KeyError:
+            raise LayoutError(f"worker {worker} is not in mesh {self}") from None
         coordinate = []
         for size in reversed(self.shape):
             position, along = divmod(position, size)
@@ -83,6 +86,11 @@ class DeviceMesh:
         return worker in self._positions  # type: ignore[attr-defined]
 
     def at(self, coordinate: Sequence[int]) -> int:
+        """The worker with a coordinate."""
+        is_within = [0 <= along < size for along, size in zip(coordinate, self.shape, strict=False)]
+        if len(coordinate) != len(self.shape) or not all(is_within):
+            last = tuple([size - 1 for size in self.shape])
+            raise LayoutError(f"mesh {self} has no coordinate {tuple(coordinate)}; its last one is {last}")
         position = 0
         for size, along in zip(self.shape, coordinate, strict=True):
             position = position * size + along

@@ -110,6 +110,10 @@ def test_a_submesh_is_a_part_of_the_grid(mesh, data):
         (lambda: GRID.submesh(pp=0), r"mesh \(dp=2, tp=3\) has no axis 'pp'; it has dp, tp"),
         (lambda: GRID.submesh(tp=3), r"axis 'tp' of mesh \(dp=2, tp=3\) has coordinates 0 to 2"),
         (lambda: GRID.submesh(tp=-1), "coordinates 0 to 2"),
+        (lambda: GRID.at((0, 3)), r"mesh \(dp=2, tp=3\) has no coordinate \(0, 3\); its last one is \(1, 2\)"),
+        (lambda: GRID.at((-1, 0)), r"no coordinate \(-1, 0\)"),
+        (lambda: GRID.at((1,)), r"no coordinate \(1,\)"),
+        (lambda: GRID.coordinate(99), r"worker 99 is not in mesh \(dp=2, tp=3\)"),
     ],
 )
 def test_invalid_meshes_are_refused(make, message):
