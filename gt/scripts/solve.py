@@ -45,6 +45,8 @@ def main() -> int:
 
 def solve(options: argparse.Namespace, workers: int) -> Any:
     """The plan of a script."""
+    if not options.script.is_file():
+        raise gt.SessionError(f"{options.script} is no file; give the path of a script that defines step()")
     gt.init(workers=workers, mode="shapes")
     names = runpy.run_path(str(options.script), run_name="__solve__")
     step = names.get("step")

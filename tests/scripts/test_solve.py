@@ -53,3 +53,10 @@ def test_what_cannot_be_planned_is_told(tmp_path, options, read, code, reason):
     done = solve(tmp_path, *options, read=read)
     assert done.returncode == code and reason in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_is_missing_is_told(tmp_path):
+    command = [sys.executable, "-m", "gt.scripts.solve", str(tmp_path / "missing.py"), "--mesh", "1x2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 1 and done.stderr.endswith("give the path of a script that defines step()\n")
+    assert "Traceback" not in done.stderr
