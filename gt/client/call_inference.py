@@ -112,7 +112,7 @@ def _infer_outside(new: UncachedCall) -> CachedCall:
             return _infer(new)
         except UnknownResult as unknown:
             if others == _inferring[get_ident()]:
-                if not new.session.computes:
+                if not (new.session.computes or new.op.returns_python):  # a Python value depends on values anyway
                     _raise_if_invalid(unknown)
                 break
     call = _query_call(new, new.template())

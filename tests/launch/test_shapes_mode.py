@@ -33,6 +33,8 @@ def test_a_model_that_fits_nowhere_is_trained():
         (lambda x: x.cpu(), "the value of a tensor of shape [8, 4] is read"),
         (lambda x: bool(x.sum() > 0), "the value of a tensor of shape [] is read"),
         (lambda x: x.nonzero(), "the result of aten.nonzero.default depends on values"),
+        (lambda x: torch.allclose(x, x), "the result of aten.allclose.default depends on values"),
+        (lambda x: torch.equal(x, x), "the result of aten.equal.default depends on values"),
         (lambda x: repr(x), "the value of a tensor of shape [8, 4] is read"),
     ],
 )
