@@ -12,14 +12,16 @@ from gt.client.geometry import dtype_name
 from gt.client.layouts import require_workers
 from gt.client.open_meshes import current_mesh
 from gt.client.session_reads import locate_copies
+from gt.client.storage import TensorRef
 from gt.client.tensor import Tensor, to_gt
 from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta, contiguous_strides
-from gt.core.signatures import AlgorithmRequest
+from gt.core.signatures import AlgorithmRequest, ViewStep
+from gt.sharding.lowering import NoRule
 from gt.sharding.op_programs import mesh_with_most_bytes
 from gt.sharding.placements import Layout, Placements
 from gt.sharding.product_grids import lay_out_product
-from gt.sharding.program_builder import Register
+from gt.sharding.program_builder import ProgramBuilder, Register
 from gt.sharding.spec import DeviceMesh, ShardingSpec, mesh_of
 
 
@@ -39,8 +41,45 @@ class ProductOperand(NamedTuple):
             meta = TensorMeta(shape, contiguous_strides(shape), 0, dtype_name(self.tensor.dtype))
             return Register(meta, self.layout.normal(shape))
         reference = self.on_gt()._ref
-        own, *copies = locate_copies(reference, is_planning=True)
-        return Register(reference.geometry.meta(), own, tuple(copies))
+        view = _layout_of_view(reference)
+        return view if view is not None else _located(reference)
+
+    def source(self, mesh: DeviceMesh) -> ProductSource:
+        """What a product on a mesh takes. A view of a tensor on another mesh is copied before."""
+        own = self.register()
+        reference = self.tensor._ref if isinstance(self.tensor, Tensor) else None
+        if reference is None or reference.path is None:
+            return ProductSource(own, (), None if reference is None else reference.id)
+        if own.spec.mesh is not mesh or _layout_of_view(reference) is None:
+            return ProductSource(own)
+        return ProductSource(_located(reference.storage), reference.path.steps, reference.id)
+
+
+def _located(reference: TensorRef) -> Register:
+    own, *copies = locate_copies(reference, is_planning=True)
+    return Register(reference.geometry.meta(), own, tuple(copies))
+
+
+def _layout_of_view(reference: TensorRef) -> Register | None:
+    """A view in the layout that it has where its storage is; None for a storage, and for a view that has none, because
+    only whole tensors have such views."""
+    if reference.path is None:
+        return None
+    base = _located(reference.storage)
+    builder = ProgramBuilder(base.spec.mesh, [base])
+    try:
+        return builder.registers[builder.view(0, reference.path.steps)]
+    except NoRule:
+        return None
+
+
+class ProductSource(NamedTuple):
+    """The tensor that the instruction of a product names for an operand: for a view, its storage and the steps from
+    there. `ident` is the id of the storage; None for a tensor of which there is no other use."""
+
+    register: Register
+    steps: tuple[ViewStep, ...] = ()
+    ident: int | None = None
 
 
 class ProductRequest(NamedTuple):

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
-from gt.core.meta import TensorMeta, contiguous_strides
-from gt.core.signatures import Input
-from gt.distributed.operands import ProductRequest, product_shape, request_product
+from gt.core.meta import ITEM_BYTES, TensorMeta, contiguous_strides
+from gt.core.signatures import Compute, Input, Move, Program
+from gt.distributed.operands import ProductRequest, ProductSource, product_shape, request_product
 from gt.sharding.host_order import host_share
 from gt.sharding.op_calls import OpCall
 from gt.sharding.placements import Placements
 from gt.sharding.program_builder import ProgramBuilder
-from gt.sharding.reshard import ReshardStep, plan_reshard
+from gt.sharding.reshard import plan_reshard
 from gt.sharding.rules import entry_of
-from gt.sharding.schedule_programs import choose_schedule, problem_of
+from gt.sharding.schedule_programs import choose_schedule, problem_of, sum_rounds
 from gt.sharding.schedules import Schedule, ScheduleCost, ScheduleProblem, find_schedule, schedule_cost
-from gt.sharding.spec import DeviceMesh, ShardingSpec, compute_local_shape
+from gt.sharding.spec import DeviceMesh, ShardingSpec, compute_local_shape, spec_of
 from gt.sharding.step_traffic import bytes_by_pair
 
 OP = "aten.matmul.default"
@@ -98,22 +98,74 @@ def explain(
     return plan_product(request_product(a, b, out, mesh, algo, panel))
 
 
+class _BuiltProduct(NamedTuple):
+    """The program of a product as the dispatcher builds it.
+
+    - `takes`: the operand, 0 or 1, of each register that the program begins with
+    - `bases`: the tensors that the instruction names for the operands
+    - `moved_inputs`: the moves of these before the program: the operand, its layout, and the one after
+    """
+
+    schedule: Schedule
+    problem: ScheduleProblem
+    program: Program
+    takes: dict[int, int]
+    bases: tuple[TensorMeta, ...]
+    moved_inputs: tuple[tuple[int, ShardingSpec, ShardingSpec], ...]
+
+
 def plan_product(request: ProductRequest) -> ProductPlan:
     """The plan that the dispatcher makes. Raises LayoutError if the algorithm does not fit."""
+    built = _build(request)
+    alternatives = _alternatives(built.problem)
+    algorithm = request.algorithm
+    name = algorithm.name if algorithm is not None and algorithm.name else _name(built.schedule, alternatives)
+    return _described(name, built, tuple([each for each, _ in alternatives]))
+
+
+def _build(request: ProductRequest) -> _BuiltProduct:
     a, b, layout, algorithm = request
-    inputs = [a.register(), b.register()]
+    mesh = request.mesh([a.register(), b.register()])
+    sources = [a.source(mesh), b.source(mesh)]
+    builder = ProgramBuilder(mesh, [source.register for source in sources], algorithm=algorithm)
+    used = [builder.view(position, source.steps) for position, source in enumerate(sources)]
+    metas = tuple([builder.registers[register].meta for register in used])
     shape = product_shape(a.tensor, b.tensor)
-    meta = TensorMeta(shape, contiguous_strides(shape), 0, inputs[0].meta.dtype)
+    meta = TensorMeta(shape, contiguous_strides(shape), 0, metas[0].dtype)
     target = layout.spec(meta) if layout is not None else None
-    builder = ProgramBuilder(request.mesh(inputs), inputs, algorithm=algorithm)
-    call = OpCall(OP, (Input(0), Input(1)), {}, tuple([each.meta for each in inputs]), (meta,))
+    call = OpCall(OP, (Input(0), Input(1)), {}, metas, (meta,))
     entry = entry_of(OP)
     assert entry is not None, "the table has it"
-    schedule = choose_schedule(builder, entry.algorithms, call, (0, 1), [target])
-    problem = problem_of(builder, call, (0, 1), [target])
-    alternatives = _alternatives(problem)
-    name = algorithm.name if algorithm is not None and algorithm.name else _name(schedule, alternatives)
-    return _described(name, schedule, problem, tuple([each for each, _ in alternatives]))
+    schedule = choose_schedule(builder, entry.algorithms, call, used, [target])
+    problem = problem_of(builder, call, used, [target])
+    result = builder.move(sum_rounds(builder, call, used, schedule), problem.result.final_spec(schedule.result))
+    program, taken = builder.finish((result,), ())
+    takes = {register: position for register, (position, _) in zip(program.takes, taken, strict=True)}
+    bases = tuple([source.register.meta for source in sources])
+    return _BuiltProduct(schedule, problem, program, takes, bases, tuple(_moved_inputs(sources, taken)))
+
+
+def _moved_inputs(
+    sources: Sequence[ProductSource], taken: Sequence[tuple[int, ShardingSpec | None]]
+) -> Iterator[tuple[int, ShardingSpec, ShardingSpec]]:
+    """The moves that the dispatcher makes before the program: none of a tensor of which there is a copy, also one that
+    was made for the other operand; and a partial tensor that is reduced stays so, unless it is needed as it is too."""
+    is_same = sources[0].ident is not None and sources[0].ident == sources[1].ident
+    own = [0, 0 if is_same else 1]
+    layouts = {own[position]: each.register.spec for position, each in enumerate(sources)}
+    copies = {own[position]: [*each.register.copies] for position, each in enumerate(sources)}
+    kept = {own[position] for position, spec in taken if spec is None}
+    for position, spec in taken:
+        tensor = own[position]
+        source = layouts[tensor]
+        if spec is None or spec is source or spec in copies[tensor]:
+            continue
+        yield position, source, spec
+        is_reduced = source.partial and not spec.partial and source.mesh is spec.mesh and tensor not in kept
+        if is_reduced and spec.is_partition(sources[position].register.meta.shape):
+            layouts[tensor] = spec
+        else:
+            copies[tensor].append(spec)
 
 
 def _alternatives(problem: ScheduleProblem) -> list[tuple[Alternative, Schedule]]:
@@ -138,15 +190,18 @@ def _name(schedule: Schedule, alternatives: list[tuple[Alternative, Schedule]]) 
     return same[0] if same else "mixed"
 
 
-def _described(
-    name: str, schedule: Schedule, problem: ScheduleProblem, alternatives: tuple[Alternative, ...]
-) -> ProductPlan:
+def _described(name: str, built: _BuiltProduct, alternatives: tuple[Alternative, ...]) -> ProductPlan:
+    schedule, problem = built.schedule, built.problem
     result = problem.result
     moves, pairs, host_bytes = [], Counter[tuple[int, int]](), 0.0
-    for tensor, number, shape, itemsize, step, nbytes in _steps(schedule, problem):
-        host_bytes += nbytes * host_share(step.kind, step.axes, step.target.mesh)
-        moves.append(PlannedMove(tensor, number, step.kind, step.axes, nbytes))
-        pairs.update(bytes_by_pair(step, shape, itemsize))
+    for tensor, number, meta, source, target in _movements(built):
+        itemsize = ITEM_BYTES[meta.dtype]
+        plan = plan_reshard(meta.shape, itemsize, source, target)
+        for step, nbytes in zip(plan.steps, plan.step_bytes, strict=True):
+            if nbytes:
+                host_bytes += nbytes * host_share(step.kind, step.axes, step.target.mesh)
+                moves.append(PlannedMove(tensor, number, step.kind, step.axes, nbytes))
+                pairs.update(bytes_by_pair(step, meta.shape, itemsize))
     flops = 2 * math.prod([factor.size for factor in problem.rule.factors.values()])
     return ProductPlan(
         name,
@@ -164,24 +219,28 @@ def _described(
     )
 
 
-def _steps(
-    schedule: Schedule, problem: ScheduleProblem
-) -> Iterator[tuple[str, int, tuple[int, ...], int, ReshardStep, int]]:
-    """The steps of all moves: the tensor, the round, its shape and the size of its elements, the step and its bytes."""
-    for position, (shape, itemsize, spec, copies) in enumerate(problem.operands):
-        first = 1 - bool(schedule.start and schedule.start[position] is not None)
-        for number, (source, target) in enumerate(schedule.moves_of(position, spec), first):
-            if target in copies:
-                continue
-            plan = plan_reshard(shape, itemsize, source, target)
-            for step, nbytes in zip(plan.steps, plan.step_bytes, strict=True):
-                if nbytes:
-                    yield "ab"[position], number, shape, itemsize, step, nbytes
-    result = problem.result
-    plan = plan_reshard(result.shape, result.itemsize, schedule.result, result.final_spec(schedule.result))
-    for step, nbytes in zip(plan.steps, plan.step_bytes, strict=True):
-        if nbytes:
-            yield "out", len(schedule.rounds), result.shape, result.itemsize, step, nbytes
+def _movements(built: _BuiltProduct) -> Iterator[tuple[str, int, TensorMeta, ShardingSpec, ShardingSpec]]:
+    """All moves, operand by operand: the tensor, the round, its shape and dtype, and its layouts before and after."""
+    rounds = built.schedule.rounds
+    for position, source, target in built.moved_inputs:
+        yield "ab"[position], int(len(rounds) == 1), built.bases[position], source, target
+    names = {register: "ab"[position] for register, position in built.takes.items()}
+    windows = {"ab"[position]: [layouts[position] for layouts in rounds] for position in (0, 1)}
+    found: dict[str, list[tuple[str, int, TensorMeta, ShardingSpec, ShardingSpec]]] = {"a": [], "b": [], "out": []}
+    reached = {"a": 0, "b": 0}
+    for step in built.program.steps:
+        if isinstance(step, Move):
+            name = names[step.output] = names[step.input]
+            source, target = spec_of(step.source), spec_of(step.target)
+            if (
+                name != "out" and target in windows[name][reached[name] :]
+            ):  # moves to a start are before the first round
+                reached[name] = windows[name].index(target, reached[name]) + 1
+            found[name].append((name, reached.get(name, len(rounds)), step.meta, source, target))
+        elif isinstance(step, Compute):
+            names.update(dict.fromkeys(step.outputs, names[step.inputs[0]] if step.is_view else "out"))
+    for moves in found.values():
+        yield from moves
 
 
 def _worker_flops(schedule: Schedule, problem: ScheduleProblem, worker: int) -> int:

@@ -80,7 +80,7 @@ def sum_rounds(builder: ProgramBuilder, call: OpCall, registers: Sequence[int], 
     """Emit the rounds of a schedule; returns the register of their sum, which is that of 16-bit floats in float32."""
     if len(schedule.rounds) == 1:
         return builder.compute(call, registers, OpStrategy(schedule.rounds[0], (schedule.result,), {}))[0]
-    starts = schedule.start or (None,) * len(registers)
+    starts = [schedule.start_of(position) for position in range(len(registers))]
     held = [
         builder.move(register, spec, hoists=_is_elsewhere(builder, register)) if spec is not None else register
         for register, spec in zip(registers, starts, strict=True)

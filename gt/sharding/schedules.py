@@ -39,13 +39,18 @@ class Schedule(NamedTuple):
     def moves_of(self, position: int, own: ShardingSpec) -> Iterator[tuple[ShardingSpec, ShardingSpec]]:
         """The moves of an operand, which has the layout `own` before: pairs of a layout and the next one."""
         held = own
-        start = self.start[position] if self.start else None
+        start = self.start_of(position)
         if start is not None:
             yield held, start
             held = start
         for layouts in self.rounds:
             yield held, layouts[position]
             held = layouts[position] if self.is_travelling(position) else held
+
+    def start_of(self, position: int) -> ShardingSpec | None:
+        """The layout that an operand is moved to before the first round. A single round has none: its windows are moved
+        from where the operand is, which takes no more bytes."""
+        return self.start[position] if self.start and len(self.rounds) > 1 else None
 
     def is_travelling(self, position: int) -> bool:
         return bool(self.travels) and self.travels[position]

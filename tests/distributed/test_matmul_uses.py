@@ -216,3 +216,40 @@ def test_the_backward_of_a_batch_cut_along_any_dim_moves_nothing_and_holds_no_ba
     torch.testing.assert_close(
         gradients[1].cpu(), (x.detach().cpu().flatten(0, 1).mT @ torch.ones(128, 48)), rtol=1e-4, atol=1e-4
     )
+
+
+# --- Explained bytes of operands that are views, share a storage, or have copies --------------------------------------
+
+
+def used_before(x):
+    """A tensor of which other products have made copies."""
+    (x @ gt.replicate(torch.ones(16, 4), x.spec.mesh)).spec
+    gt.distributed.matmul(x, x, out="-, -").spec
+    return x
+
+
+@pytest.mark.usefixtures("eight_workers")
+@pytest.mark.parametrize("layout", ["x, y", "x, -", "-, x + y", "-, - + x y"])
+@pytest.mark.parametrize("options", [{}, {"out": "y, x"}, {"algo": "gather_b"}, {"algo": "summa"}])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x, y: (x, x),
+        lambda x, y: (x, x.mT),
+        lambda x, y: (x[:8], x[:, 4:12]),
+        lambda x, y: (used_before(x).mT, y),
+        lambda x, y: (y, used_before(x)[:, 3:]),
+        lambda x, y: (x[:1].expand(16, 16), y),
+        lambda x, y: (x.view(256).unfold(0, 16, 8), y),
+        lambda x, y: (x[:, :1], y[:1]),  # one round of panels
+    ],
+)
+def test_explained_bytes_are_those_counted(make, options, layout):
+    value = torch.randn(16, 16)
+    given = make(*operands(layout, "y, x", (value, value)))
+    plan = gt.distributed.explain(*given, **options)
+    with gt.debug.comm() as counted:
+        product = gt.distributed.matmul(*given, **options)
+        assert str(product.spec) == str(plan.out)
+    assert (plan.bytes, plan.pairs) == (counted.bytes, counted.pairs)
+    check(product, given[0].cpu() @ given[1].cpu())
