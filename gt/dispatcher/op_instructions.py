@@ -148,6 +148,8 @@ class OpInstructions:
         self._buckets.reduce(session, query.inputs, record.signature.op, query.site)
         policy = self._state.policy(session, query.scope)
         mesh = self._plan_cache.mesh_of_query(record, [self._state.tensor(ident) for ident in query.inputs], policy)
+        if self._state.limits is not None:
+            self._redistributor.require_room_for_results(session, mesh, query.inputs)
         if any(self._must_gather(ident, mesh) for ident in query.inputs):
             self._plan_cache.tell_of_gathering(session, record.signature.op, query.site, is_query=True)
         written = [query.inputs[position] for position in record.signature.writes]

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from gt.core.messages import STEP_TOKEN, Collective, FreeTensors, RunOp, WorkerDefineProgram
+from gt.core.meta import TensorMeta
 from gt.dispatcher.copy_limit import copies_to_drop
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.op_definitions import MOVE, CachedPlan, MoveKey
@@ -18,6 +19,8 @@ from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.sharding.spec_text import parse_spec
+
+_NO_BYTES = TensorMeta((0,), (1,), 0, "float32")
 
 
 class Redistributor:
@@ -120,6 +123,11 @@ class Redistributor:
         LimitExceeded if it may not."""
         for copy in copies_over_limit(self._state, session.ident, new, tensors, in_use):
             self.drop_copy(*self._state.copy_order[copy])
+
+    def require_room_for_results(self, session: SessionRecord, mesh: DeviceMesh, in_use: Collection[int]) -> None:
+        """Drop copies of a session that is over its limits. Raises LimitExceeded if it is over them even so: it may not
+        make results of unknown sizes on a mesh then."""
+        self.require_room(session, [TensorRecord.of(_NO_BYTES, whole(mesh, 1))], in_use=in_use)
 
     def _replace_with_copy(self, session: SessionRecord, ident: int, copy: int, spec: ShardingSpec, site: int) -> None:
         """Free a tensor in its old layout and give its id to the copy."""

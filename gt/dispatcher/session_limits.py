@@ -36,20 +36,21 @@ def copies_over_limit(
     assert limits is not None, "without limits everything fits"
     if limits.tensors is not None and use.tensors + tensors > limits.tensors:
         raise LimitExceeded(
-            f"this session holds {use.tensors} tensors, and {limits.tensors} is its limit; the op makes {tensors} "
-            f"more. Nothing was run or allocated; {_ADVICE}"
+            f"this session holds {use.tensors} tensors, and {limits.tensors} is its limit; the op makes "
+            f"{tensors or 'some'} more. Nothing was run or allocated; {_ADVICE}"
         )
-    if limits.bytes is None:
+    if limits.bytes is None or not new:
         return []
     more = _bytes_by_worker(new)
     excess = {worker: use.bytes_at(worker) + nbytes - limits.bytes for worker, nbytes in more.items()}
     dropped = _copies_to_drop(tables, session, excess, in_use)
     worker = max(excess, key=lambda worker: excess[worker])
     if excess[worker] > 0:
+        needs = f"{print_bytes(more[worker])} more" if more[worker] else "an amount that is not known before"
         raise LimitExceeded(
             f"this session holds {print_bytes(use.bytes_at(worker))} on worker {worker}, and "
-            f"{print_bytes(limits.bytes)} is its limit; the op needs {print_bytes(more[worker])} more there. Nothing "
-            f"was run or allocated; {_ADVICE}"
+            f"{print_bytes(limits.bytes)} is its limit; the op needs {needs} there. Nothing was run or allocated; "
+            f"{_ADVICE}"
         )
     return dropped
 

@@ -158,6 +158,14 @@ def test_memory_counts_once_against_the_limit_of_the_publisher():
     assert [uses[session].bytes_at(0) for session in (1, 2)] == [0, SMALL.nbytes]
 
 
+def test_a_session_whose_bytes_on_all_workers_are_over_the_limit_of_one_publishes_and_subscribes():
+    harness = publishing(workers=2, limits=Limits(bytes=2 * SMALL.nbytes))  # half of A on each worker
+    harness.create(B, C, session=1)
+    harness.create(own(8, 2), own(9, 2), own(10, 2), session=2)
+    assert isinstance(answers(publish(harness))[0], Published)
+    assert isinstance(answers(subscribe(harness))[0], Subscribed)
+
+
 def test_a_copy_on_write_over_the_limit_fails_the_write_alone():
     harness = publishing(limits=Limits(bytes=2 * SMALL.nbytes))
     publish(harness)

@@ -3,7 +3,7 @@
 import pytest
 
 from gt.core.limits import Limits
-from gt.core.messages import BeginModule, Failed, FreeTensors, OpFailed, RunOp
+from gt.core.messages import BeginModule, Failed, FreeTensors, OpFailed, Queried, RunOp
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.invariants import check_invariants
 from tests.dispatcher_harness import (
@@ -124,6 +124,19 @@ def test_a_query_over_the_limit_is_answered():
     harness.define(OP2, NONZERO)
     (failure,) = refusals(harness.tell(query(OP2, (B,), first=own(1 << 39))))
     assert (failure.kind, failure.origin) == ("LimitError", REQUEST)
+
+
+@pytest.mark.parametrize("limits", [{"bytes": 2 * SIZE}, {"tensors": 2}])
+def test_results_of_unknown_sizes_exceed_a_limit_once(limits):
+    harness = limited(**limits)
+    harness.create(A, B)
+    harness.define(OP, NONZERO)
+    assert not refusals(harness.tell(query(OP, (A,), first=own(1 << 38))))
+    harness.report(0, Queried(REQUEST, (SMALL,), ()))
+    (failure,) = refusals(harness.tell(query(OP, (A,), first=own(1 << 39))))
+    assert (failure.kind, failure.origin) == ("LimitError", REQUEST)
+    harness.tell(FreeTensors((own(1 << 38),)))
+    assert not refusals(harness.tell(query(OP, (A,), first=own(1 << 39))))
 
 
 def test_gathers_ahead_are_left_out_over_the_limit():
