@@ -196,6 +196,7 @@ class Dispatcher:
         session = self.state.sessions.get(ident)
         if session is None:
             return [ToClient(ident, Rejected(0, f"session {ident} has ended"))]
+        self._segments.limit_plans(session)
         capture = self.captures.current
         start_time = capture.clock() if capture is not None else 0
         remaining = iter(buffers)

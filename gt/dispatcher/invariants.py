@@ -104,6 +104,7 @@ def _check_plans(state: State) -> None:
     """Plans are for living workers, and each program belongs to one plan."""
     for session in state.sessions.values():
         plans = [*session.move_plans.values(), *[plan for op in session.ops.values() for plan in op.plans.values()]]
+        assert session.plans_kept == len(plans)
         for cached in plans:
             assert set(cached.plan.workers) <= state.workers.keys(), cached
             assert cached.plan.program is None or cached.op_id in session.program_names, cached

@@ -113,7 +113,7 @@ class PlanCache:
     def require_workers(self, mesh: DeviceMesh) -> None:
         """Raises NoValue or InvalidInstruction if a mesh of a client names a lost or unknown worker."""
         for worker in mesh.workers:
-            if worker in self._state.dead_workers:
+            if self._state.was_lost(worker):
                 raise NoValue(worker, "a worker of the mesh")
             if worker not in self._state.workers:
                 raise InvalidInstruction(f"the mesh {mesh} names worker {worker}, which is not there")

@@ -78,7 +78,7 @@ def describe_internal_error(error: Exception) -> str:
 
 def lost(state: State, request: int, worker: int, site: int = 0) -> Lost:
     """The answer to a request that needs a lost worker."""
-    return Lost(request, worker, *state.dead_workers[worker], site)
+    return Lost(request, worker, *state.dead_worker(worker), site)
 
 
 def _reject_without_value(state: State, session: SessionRecord, instruction: Instruction, cause: Cause) -> Rejection:

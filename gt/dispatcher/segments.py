@@ -44,7 +44,7 @@ from gt.dispatcher.segment_records import (
 )
 from gt.dispatcher.session_limits import fits
 from gt.dispatcher.session_records import SessionRecord
-from gt.dispatcher.state import State
+from gt.dispatcher.state import MAX_PLANS, State
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.rules import is_linear_with
 from gt.sharding.spec import ShardingSpec
@@ -102,6 +102,15 @@ class Segments:
     def forget_parts(self, session: SessionRecord) -> None:
         """Forget how all segments of a session are split."""
         self._forget_on_workers(self._state.forget_splits(session, list(session.segments)))
+
+    def limit_plans(self, session: SessionRecord) -> None:
+        """Forget all plans of a session if it has too many, and the parts that were made of them. This happens between
+        two transactions, so the changes are committed here; and not between the ops of a segment, whose plans a split
+        is made of."""
+        if session.plans_kept > MAX_PLANS:
+            self.forget_parts(session)
+            self._plan_cache.forget(session, self._state.forget_plans(session))
+            self._state.commit()
 
     def _forget_on_workers(self, parts: Sequence[int]) -> None:
         if parts and self._state.workers:

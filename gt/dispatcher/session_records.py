@@ -47,8 +47,8 @@ class SessionRecord:
     `halted` is set while a step must not write. `workers` have run something for the session. `modules` are the moves
     by which ops of a module copied its parameters, by the number of the module and the position of the parameter.
     `segments` are by id, and so are the `segment_parts` that workers know. A session `accumulates` if it adds up the
-    gradients of several backwards. `plans_made` counts the plans made for ops and moves, which are then cached.
-    `defined_bytes` is the size of its definitions.
+    gradients of several backwards. `plans_made` counts the plans made for ops and moves, and `plans_kept` those
+    that are cached. `defined_bytes` is the size of its definitions.
     """
 
     ident: int
@@ -74,6 +74,7 @@ class SessionRecord:
     segment_parts: dict[int, SegmentPart] = field(default_factory=dict)
     accumulates: bool = False
     plans_made: int = field(default=0, compare=False)
+    plans_kept: int = 0
     defined_bytes: int = 0
 
     def op(self, op_id: int) -> OpRecord:

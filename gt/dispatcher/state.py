@@ -6,7 +6,7 @@ carried out whole or not at all. `apply_results` and `free` are the last change 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,7 +23,7 @@ from gt.dispatcher.segment_records import SegmentKey, SegmentRecord, SegmentSpli
 from gt.dispatcher.session_records import HaltedStep, RunningModule, ScopeRecord, SessionRecord
 from gt.dispatcher.tensor_losses import TensorLosses
 from gt.dispatcher.tensor_records import PublishedTensor, SessionUse
-from gt.dispatcher.worker_records import LOOPBACK, DeadWorker, WorkerRecord
+from gt.dispatcher.worker_records import LOOPBACK, LOST_LONG_AGO, DeadWorker, WorkerRecord
 from gt.sharding.foreach_subsets import ForeachSubset
 from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy
@@ -33,16 +33,17 @@ RECORD_BYTES = 128  # that a definition takes besides its text
 MAX_COLLECTIVES = 1 << 20  # of a session that watches its traffic; more are not noted
 MAX_GATHERINGS = 1 << 16  # lines of which a client is told that their inputs are gathered
 FACTS_KEPT = 1024  # of ops and programs of a session that were removed
+MAX_PLANS = 1 << 15  # of a session; one with more loses all of them, and plans anew
+DEAD_KEPT = 4096  # workers of which it is known why they were lost
 MODULES_KEPT = 1 << 14  # modules of a session whose needed layouts are remembered
 _encoder = msgspec.msgpack.Encoder()
 
 
 @dataclass
 class State(TensorLosses):
-    """`pending` are unanswered requests by id, `dead_workers` those that were lost. `copy_limit` is the most bytes of
-    copies on a worker (None: there is no limit). `published` are the tensors that sessions have published, by name.
-    `store` is the key-value store at which process groups are formed, on
-    the worker `store_host`."""
+    """`pending` are unanswered requests by id, `dead_workers` the last ones that were lost. `copy_limit` is the most
+    bytes of copies on a worker (None: there is no limit). `published` are the tensors that sessions have published, by
+    name. `store` is the key-value store at which process groups are formed, on the worker `store_host`."""
 
     copy_limit: int | None = None
     workers: dict[int, WorkerRecord] = field(default_factory=dict)
@@ -93,6 +94,15 @@ class State(TensorLosses):
         """The worker gets no more commands. Its tensors are lost separately, by `lose_parts`."""
         self.undo.drop(self.workers, ident)
         self.undo.put(self.dead_workers, ident, dead)
+        if len(self.dead_workers) > DEAD_KEPT:
+            self.undo.drop(self.dead_workers, next(iter(self.dead_workers)))
+
+    def was_lost(self, ident: int) -> bool:
+        return 0 <= ident < self.workers_joined and ident not in self.workers
+
+    def dead_worker(self, ident: int) -> DeadWorker:
+        """How a worker was lost."""
+        return self.dead_workers.get(ident, LOST_LONG_AGO)
 
     def set_ready(self, workers: Iterable[int], ready: bool = True) -> None:
         for ident in workers:
@@ -134,7 +144,7 @@ class State(TensorLosses):
 
     def lost_peer(self, failure: Failure) -> int | None:
         """The lost worker that explains a failed exchange, if there is one."""
-        return next((worker for worker in failure.peers if worker in self.dead_workers), None)
+        return next((worker for worker in failure.peers if self.was_lost(worker)), None)
 
     def note_op_defined(self, worker: int, op_id: int) -> None:
         self.undo.add(self.workers[worker].known_ops, (op_id,))
@@ -290,15 +300,22 @@ class State(TensorLosses):
 
     def add_plan(self, op: OpRecord, key: PlanKey, plan: CachedPlan) -> None:
         self.undo.put(op.plans, key, plan)
+        self._count_plans(self.sessions[session_of(op.op_id)], 1)
         self.note_use(session_of(op.op_id), plan.plan.workers)
 
     def add_moves(self, session: SessionRecord, key: MoveKey, plan: CachedPlan) -> None:
         self.undo.put(session.move_plans, key, plan)
+        self._count_plans(session, 1)
         self.note_use(session.ident, plan.plan.workers)
 
     def forget_moves(self, session: SessionRecord, keys: Iterable[MoveKey]) -> list[CachedPlan]:
         """Remove plans of moves; returns them."""
-        return [self.undo.drop(session.move_plans, key) for key in keys]
+        plans = [self.undo.drop(session.move_plans, key) for key in keys]
+        self._count_plans(session, -len(plans))
+        return plans
+
+    def _count_plans(self, session: SessionRecord, count: int) -> None:
+        self.undo.assign(session, "plans_kept", session.plans_kept + count)
 
     def forget_ops(self, session: SessionRecord, op_ids: Iterable[int]) -> list[CachedPlan]:
         """Remove ops with their plans, and the plans of all moves; returns the plans."""
@@ -306,18 +323,28 @@ class State(TensorLosses):
         for op in ops:
             self._count_definition(session, -_size(op.signature))
             self._keep_facts(session, op.op_id, OpFacts(op.signature.op, op.signature.writes))
-        moves = self.forget_moves(session, list(session.move_plans))
-        return [*[plan for op in ops for plan in op.plans.values()], *moves]
+        plans = [plan for op in ops for plan in op.plans.values()]
+        self._count_plans(session, -len(plans))
+        return [*plans, *self.forget_moves(session, list(session.move_plans))]
+
+    def forget_plans(self, session: SessionRecord) -> list[CachedPlan]:
+        """Remove all plans of a session; returns them."""
+        return self._forget_plans_if(session, lambda cached: True)
 
     def forget_plans_on(self, session: SessionRecord, worker: int) -> list[CachedPlan]:
         """Remove the plans that a lost worker takes part in; returns them."""
+        return self._forget_plans_if(session, lambda cached: worker in cached.plan.workers)
+
+    def _forget_plans_if(self, session: SessionRecord, is_forgotten: Callable[[CachedPlan], bool]) -> list[CachedPlan]:
         tables = [*[op.plans for op in session.ops.values()], session.move_plans]
-        return [
+        plans: list[CachedPlan] = [
             self.undo.drop(table, key)  # type: ignore[arg-type]
             for table in tables
             for key, cached in list(table.items())  # type: ignore[attr-defined]
-            if worker in cached.plan.workers
+            if is_forgotten(cached)
         ]
+        self._count_plans(session, -len(plans))
+        return plans
 
     def forget_program(self, session: SessionRecord, cached: CachedPlan) -> bool:
         """Returns whether the plan had a program."""

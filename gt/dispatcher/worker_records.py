@@ -39,3 +39,6 @@ class DeadWorker(NamedTuple):
     pid: int
     reason: str
     last_op: str
+
+
+LOST_LONG_AGO = DeadWorker(0, "was lost long ago", "")

@@ -45,12 +45,9 @@ CHAIN = DefineSegment(
 )
 
 
-def harness_with_ops(workers: int = 1, layout: str = "", observer: Observer | None = None) -> DispatcherHarness:
-    """A and B, on one worker or over two, and the ops."""
+def harness_with_ops(workers: int = 1, observer: Observer | None = None) -> DispatcherHarness:
+    """A and B, and the ops."""
     harness = harness_with(workers, observer)
-    if layout:
-        for ident in (A, B):
-            harness.redistribute(ident, own(ident + 50), layout)
     for op_id, op in OPS.items():
         harness.define(op_id, op)
     return harness
