@@ -119,6 +119,8 @@ def _serve(options: argparse.Namespace, settings: Settings, listening: Listening
             print(f"gt.server: cannot listen at {at}: {error}; is another server running there?", file=sys.stderr)
             return 1
         stack.callback(server.close)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: _end(server))
         dashboard = None
         if options.dashboard is not None:
             dashboard = start_dashboard(server.view, options.dashboard, settings.dashboard_token)
@@ -131,8 +133,6 @@ def _serve(options: argparse.Namespace, settings: Settings, listening: Listening
         if listening.members is not None and not listening.is_fixed:
             write_keys(listening.directory, endpoint, listening.members)
             stack.callback(remove_keys, listening.directory, endpoint, listening.members)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: _end(server))
         if options.lifeline is not None:
             end_with_parent(lambda: _end_with_program(server, stopped, options.lifeline))
             stack.callback(clear_up, options.lifeline)

@@ -17,6 +17,7 @@ from gt.core.messages import CreateTensor, FetchTensor, Synchronize, TensorRead,
 from gt.dispatcher.invariants import check_invariants
 from gt.dispatcher.server import Server
 from gt.wire.codec import encode
+from gt.wire.message_stream import MessageStream
 from gt.wire.server_keys import make_keys, remove_keys, write_keys
 from tests.hostile_frames import CLIENT_KINDS, TENSORS, WORKER_KINDS, frames_of, messages, prelude
 from tests.hostile_peers import ANSWERS, hello, member
@@ -34,17 +35,22 @@ class Bystander:
         self._harness = harness
         self._dealer = dealer
         self._next = 10
-        self.session = harness.greet(dealer, hello()).ident
-        dealer.send_multipart(encode([CreateTensor(own(1, self.session), SMALL, INLINE, None, 0)], [[SECRET]]))
+        self._stream = MessageStream()
+        self.session = harness.greet(dealer, hello(), self._stream).ident
+        self._send(CreateTensor(own(1, self.session), SMALL, INLINE, None, 0), [[SECRET]])
 
     def check(self):
         """Its tensor has its value."""
         self._next += 1
-        self._dealer.send_multipart(encode([FetchTensor(own(self._next, self.session), own(1, self.session))]))
-        for answer, payloads in self._harness.answers(self._dealer):
+        self._send(FetchTensor(own(self._next, self.session), own(1, self.session)))
+        for answer, payloads in self._harness.answers(self._dealer, self._stream):
             if isinstance(answer, TensorRead):
                 assert bytes(payloads[0][0]) == SECRET
                 return
+
+    def _send(self, message, payloads=()):
+        for frames in self._stream.encode([message], payloads):
+            self._dealer.send_multipart(frames)
 
 
 class Harness:
@@ -68,20 +74,23 @@ class Harness:
             self.server.turn()
             assert time.monotonic() < deadline
 
-    def answers(self, dealer, seconds=30):
-        """The answers to a peer, with their bytes, as they come."""
+    def answers(self, dealer, stream=None, seconds=30):
+        """The answers to a peer, with their bytes, as they come. Those of a stream are acknowledged by its next message."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.server.turn(waits=False)
             if dealer.poll(0):
-                found, payloads = ANSWERS.decode(dealer.recv_multipart())
+                frames = dealer.recv_multipart()
+                if stream is not None:
+                    stream.accept(frames)
+                found, payloads = ANSWERS.decode(frames)
                 for answer in found:
                     yield answer, payloads
         raise TimeoutError(f"no answer has come; refused: {self.server.refusals.read()}")
 
-    def greet(self, dealer, sent):
+    def greet(self, dealer, sent, stream=None):
         dealer.send_multipart(encode([sent]))
-        for answer, _ in self.answers(dealer):
+        for answer, _ in self.answers(dealer, stream):
             assert isinstance(answer, Welcome | Waiting), answer
             if isinstance(answer, Welcome):
                 return answer
