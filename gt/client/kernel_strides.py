@@ -388,6 +388,7 @@ _RULES: dict[str, StrideRule] = {
     "replication_pad3d_backward": _like("self"),
     "roll": _rolled,
     "rot90": _rotated,
+    "rrelu_with_noise": _contiguous,
     "smooth_l1_loss_backward": _contiguous,
     "sort": _preserved(),
     "stack": _stacked,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gt.client.storage import REINTERPRETING
+from gt.client.torch_patches.kernel_overrides import overriding_kernel
 from gt.client.torch_patches.op_registry import (
     Argument,
     DispatchKey,
@@ -224,7 +225,7 @@ def _decomposition(func: OpOverload) -> Callable[..., Any] | None:
     does not run. Composites with a CPU kernel (`silu_backward`) are not decomposed: the kernel computes in float32
     where the ops of the composite round each step to a half-precision dtype."""
     if has_kernel(func, DispatchKey.CompositeImplicitAutograd) and not has_kernel(func, DispatchKey.CPU):
-        return func.decompose
+        return overriding_kernel(func) or func.decompose
     return _explicit_kernel(func) if func.namespace != "aten" else None
 
 

@@ -206,7 +206,27 @@ def _one_hot(labels: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return made.contiguous()  # type: ignore[no-any-return]
 
 
+def _max_pool1d(
+    signal: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> torch.Tensor:
+    """Torch has a kernel without indices, which gives row-major results, for tensors that need no gradient and are not
+    of a subclass."""
+    func = torch.ops.aten.max_pool1d.default
+    made: torch.Tensor = run_original(func, signal, kernel_size, stride, padding, dilation, ceil_mode)
+    is_torchs = getattr(signal, "_ref", None) is None or made.requires_grad
+    if is_torchs or made.stride() == contiguous_strides(tuple(made.shape)):
+        return made
+    has_tangent = torch.autograd.forward_ad.unpack_dual(made).tangent is not None
+    return made if has_tangent else made.clone(memory_format=torch.contiguous_format)
+
+
 # Torch decomposes these before they reach a tensor's class, and then accesses memory or takes another formula.
+override_kernel("max_pool1d", _max_pool1d)
 override_kernel("one_hot", _one_hot)
 override_kernel("_pad_packed_sequence", _pad)
 override_kernel("_pack_padded_sequence_backward", _pack_gradient)

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.autograd import forward_ad
 
 import gt
 from gt.client import active_session
@@ -418,7 +419,46 @@ def test_strides_of_one_channel_are_torchs(
 
 def test_a_one_hot_of_a_permuted_tensor_is_row_major(workers: int) -> None:
     labels = (torch.arange(6) % 2).view(2, 3)
-    assert_same(F.one_hot(gt.to(labels).t(), 2), F.one_hot(labels.t(), 2))
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with mode():
+            assert_same(F.one_hot(gt.to(labels).t(), 2), F.one_hot(labels.t(), 2))
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_a_maximum_over_windows_of_a_permuted_signal_has_torchs_strides(
+    workers: int, needs_gradient: bool, mode: type[contextlib.AbstractContextManager[None]]
+) -> None:
+    """Torch has another kernel for tensors that need no gradient."""
+    for plain in (torch.randn(4, 3, 6), torch.randn(1, 3, 3)):
+        ours, theirs = [x.requires_grad_(needs_gradient) for x in (gt.to(plain), plain.clone())]
+        with mode():
+            found, expected = F.max_pool1d(ours.mT, 3), F.max_pool1d(theirs.mT, 3)
+        assert_same(found, expected)
+        if expected.requires_grad:
+            found.square().sum().backward()
+            expected.square().sum().backward()
+            assert_same(ours.grad, theirs.grad)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own derivatives import torch.jit
+def test_the_tangent_of_a_maximum_over_windows_of_a_permuted_signal_has_torchs_strides(workers: int) -> None:
+    signal, tangent = torch.randn(4, 3, 6).mT, torch.randn(4, 6, 3)
+    with forward_ad.dual_level():
+        found, expected = [
+            forward_ad.unpack_dual(F.max_pool1d(forward_ad.make_dual(x, t), 3))
+            for x, t in ((gt.to(signal), gt.to(tangent)), (signal, tangent))
+        ]
+    assert_same(found.primal, expected.primal)
+    assert_same(found.tangent, expected.tangent)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_leaky_relu_of_random_slopes_is_row_major(workers: int, training: bool) -> None:
+    plain = images(2, 3, 4, 5)
+    found = F.rrelu(gt.to(plain), training=training)
+    assert found.stride() == F.rrelu(plain, training=training).stride()
+    assert torch.equal(found.cpu() > 0, plain > 0)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
