@@ -225,9 +225,15 @@ def _max_pool1d(
     return made if has_tangent else made.clone(memory_format=torch.contiguous_format)
 
 
+def _split_at_tensor(tensor: torch.Tensor, places: torch.Tensor, dim: int = 0) -> Any:
+    """Torch reads the memory of the number of parts, or of the indices between them."""
+    return run_original(torch.ops.aten.tensor_split.tensor_indices_or_sections, tensor, _plain(places), dim)
+
+
 # Torch decomposes these before they reach a tensor's class, and then accesses memory or takes another formula.
 override_kernel("max_pool1d", _max_pool1d)
 override_kernel("one_hot", _one_hot)
+override_kernel("tensor_split.tensor_indices_or_sections", _split_at_tensor)
 override_kernel("_pad_packed_sequence", _pad)
 override_kernel("_pack_padded_sequence_backward", _pack_gradient)
 

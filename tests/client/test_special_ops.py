@@ -88,3 +88,13 @@ def test_queries_of_metadata_are_answered_without_workers(emitted):
     before = emitted()
     assert not run(aten.is_same_size.default, x, y) and not run(aten.is_pinned.default, x)
     assert run(aten._has_same_storage_numel.default, x, y) and emitted() == before
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("places", [3, [1, 4]], ids=str)
+def test_a_tensor_is_split_at_places_on_a_worker(embedded, places, mode):
+    plain = torch.arange(6.0)
+    with mode():
+        parts = torch.tensor_split(gt.to(plain), gt.to(torch.tensor(places)))
+        expected = torch.tensor_split(plain, torch.tensor(places))
+        assert [part.tolist() for part in parts] == [part.tolist() for part in expected]

@@ -54,11 +54,6 @@ EXPECTED: tuple[Expected, ...] = (
         why="an operand or the result is sparse",
     ),
     Expected(
-        ops=("tensor_split",),
-        matching="its data is not allocated yet",
-        why="torch reads the memory of a tensor of indices before it dispatches; give them as a list or a plain tensor",
-    ),
-    Expected(
         ops=("linalg.matrix_rank", "linalg.matrix_rank.hermitian"),
         matching="Expected [0-9]+ but got 0|Mismatched elements",
         why="torch does not write to out= of a tensor subclass here, and returns it as it was: docs/limits.md",
