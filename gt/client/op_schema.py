@@ -223,9 +223,11 @@ def _mask(schema: FunctionSchema) -> int:
 def _decomposition(func: OpOverload) -> Callable[..., Any] | None:
     """The implementation in terms of other ops: of torch's composites, and of ops of other libraries, which a worker
     does not run. Composites with a CPU kernel (`silu_backward`) are not decomposed: the kernel computes in float32
-    where the ops of the composite round each step to a half-precision dtype."""
+    where the ops of the composite round each step to a half-precision dtype. In inference mode composites reach a
+    tensor's class. The kernel that decomposes them otherwise does it there too: `func.decompose` prefers Python
+    functions, which may give other strides, or a copy in place of an argument."""
     if has_kernel(func, DispatchKey.CompositeImplicitAutograd) and not has_kernel(func, DispatchKey.CPU):
-        return overriding_kernel(func) or func.decompose
+        return overriding_kernel(func) or kernel_of(func, DispatchKey.CompositeImplicitAutograd)
     return _explicit_kernel(func) if func.namespace != "aten" else None
 
 

@@ -453,6 +453,21 @@ def test_the_tangent_of_a_maximum_over_windows_of_a_permuted_signal_has_torchs_s
     assert_same(found.tangent, expected.tangent)
 
 
+COMPOSITES = {
+    "nearest": lambda x: F.interpolate(x[0].mT, scale_factor=2.0),
+    "bilinear": lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"),
+    "dropout": lambda x: F.dropout(x[..., ::2], training=False),
+    "matmul": lambda x: x.mT @ x,
+}
+
+
+@pytest.mark.parametrize("composite", COMPOSITES)
+def test_composites_in_inference_mode_have_torchs_strides(workers: int, composite: str) -> None:
+    plain, function = images(4, 3, 4, 6), COMPOSITES[composite]
+    with torch.inference_mode():
+        assert_same(function(gt.to(plain)), function(plain))
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_a_leaky_relu_of_random_slopes_is_row_major(workers: int, training: bool) -> None:
     plain = images(2, 3, 4, 5)
