@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 HandleType: TypeAlias = type[torch.Tensor]
 Rebuild: TypeAlias = Callable[[list[Any]], Any]
 Returned: TypeAlias = Callable[[list[Any], tuple[Any, ...], dict[str, Any]], Any]
+_is_inference_mode = torch.is_inference_mode_enabled
 _thread_count = _thread._count  # threads that Python started, the main thread aside
 
 
@@ -47,6 +48,12 @@ def wrap_view(cls: HandleType, ref: TensorRef) -> torch.Tensor:
         set_conjugated(handle, CONJUGATE in lazy)
         set_negated(handle, NEGATE in lazy)
     return handle
+
+
+def is_normal_in_inference(tensor: torch.Tensor) -> bool:
+    """Whether inference mode is on and a tensor was made outside of it. Autograd tracks the versions of its views, so
+    their handles must be made outside of inference mode too."""
+    return _is_inference_mode() and not tensor.is_inference()
 
 
 class CachedCall(Protocol):
@@ -140,7 +147,12 @@ class ViewCall:
     def run(
         self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
     ) -> Any:
-        ref = refs[0]
+        if is_normal_in_inference(args[0]):
+            with torch.inference_mode(False):
+                return self._views(cls, refs[0])
+        return self._views(cls, refs[0])
+
+    def _views(self, cls: HandleType, ref: TensorRef) -> Any:
         if self.same:
             return self.wrap(cls, ref)
         views = [

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gt.client import active_session
-from gt.client.cached_calls import CachedCall, HandleType
+from gt.client.cached_calls import CachedCall, HandleType, is_normal_in_inference
 from gt.client.call_inference import infer_call
 from gt.client.factory_mode import FactoryMode
 from gt.client.op_schema import ArgumentKind, OpSchema
@@ -173,6 +173,9 @@ def _run_special(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: d
     tensors is split if some of them are in this process, and for a few ops if there are several workers."""
     special = SPECIAL.get(op.name) or (reshape_in_place if op.reshapes else None)
     if special is not None:
+        if op.aliases and is_normal_in_inference(args[0]):
+            with torch.inference_mode(False):
+                return special(cls, op, args, kwargs)
         return special(cls, op, args, kwargs)
     try:
         with FactoryMode(cls):

@@ -90,6 +90,32 @@ def test_no_grad_and_inference_mode():
         assert y.tolist() == [3.0] * 9
 
 
+VIEWS = {
+    "select": lambda x: x[1],
+    "view": lambda x: x.view(-1),
+    "split": lambda x: x.split(2)[1],
+    "chunk": lambda x: x.chunk(2, 1)[0],
+    "detach": lambda x: x.detach(),
+    "as_strided": lambda x: x.as_strided((2, 3), (4, 1)),
+    "transpose": lambda x: x.t(),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_in_inference_mode(view):
+    for made_inside in (False, True):
+        with torch.inference_mode(made_inside):
+            plain = torch.arange(16.0).reshape(4, 4) * 1
+            ours = gt.to(plain)
+        with torch.inference_mode():
+            expected, found = VIEWS[view](plain), VIEWS[view](ours)
+            assert torch.equal(found.cpu(), expected) and found.stride() == expected.stride()
+            assert found.is_inference() == expected.is_inference() == made_inside
+            expected += 1
+            found += 1
+        assert torch.equal(ours.cpu(), plain)
+
+
 def test_values_made_in_inference_mode_can_be_written_later():
     with torch.inference_mode():
         y = gt.ones(2) * 2
