@@ -348,6 +348,7 @@ _RULES: dict[str, StrideRule] = {
     "floor_divide": _iterated,
     "full_like": _preserved(),
     "glu_backward": _contiguous,
+    "hardswish_backward": _iterated,
     "hardtanh": _preserved(),
     "hardtanh_backward": _iterated,
     "huber_loss": _preserved(),

@@ -485,3 +485,13 @@ def test_gradients_of_a_convolution_of_no_images_have_torchs_strides(workers: in
         gradients.append((batch.grad, weight.grad))
     for expected, found in zip(*gradients, strict=True):
         assert_same(found, expected)
+
+
+def test_the_gradient_of_hardswish_of_one_pixel_has_torchs_strides(workers: int) -> None:
+    """Dims of one element have other strides in each operand."""
+    pixel = torch.randn(3, 8, 1, 1)
+    gradient = torch.ops.aten.hardswish_backward
+    for first, second in (((8, 1, 1, 1), (8, 1, 8, 8)), ((8, 1, 8, 8), (8, 1, 1, 1)), ((8, 1, 8, 8), (8, 1, 8, 8))):
+        theirs = [pixel.as_strided(pixel.shape, stride) for stride in (first, second)]
+        ours = [gt.to(pixel).as_strided(pixel.shape, stride) for stride in (first, second)]
+        assert_same(gradient(*ours), gradient(*theirs))
