@@ -33,7 +33,7 @@ from gt.client.resizing import ResizingCall
 from gt.client.rule_inference import InferredResults, RuledCall
 from gt.client.session import Session
 from gt.client.shape_function_overrides import SHAPE_FUNCTIONS
-from gt.client.storage import CONJUGATE, NEGATE, TensorRef, is_lazy, reinterpreted
+from gt.client.storage import CONJUGATE, NEGATE, TensorRef, is_lazy, reinterpreted, storage_elements
 from gt.client.torch_patches.avoid_dynamo_import import keep_dynamo_out
 from gt.client.torch_patches.op_registry import has_kernel, schema_of
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
@@ -174,9 +174,10 @@ def _inferred_call(new: UncachedCall, template: CallTemplate, ruled: RuledCall |
     if op.needs_worker_shape and session.computes and not _is_same_everywhere(op, args, kwargs, refs):
         raise UnknownResult  # in a session that computes nothing there is no device, so torch's shapes are as good
     result, resized = infer_result(op, args, kwargs, refs, session.on_cpu)
-    reshaped = [refs[position] for position, found in resized.items() if found.shape != refs[position].geometry.shape]
+    reshaped = [(refs[at], found) for at, found in resized.items() if found.shape != refs[at].geometry.shape]
     has_out = any(argument.is_out for argument in schema_of(op.func).arguments)
-    if has_out and any(ref is not ref.storage for ref in reshaped):  # an op in place may not resize its target
+    # an op in place may not resize its target
+    if has_out and any(_keeps_aliases(target, found) for target, found in reshaped):
         return ResizingCall(op, resized)
     if op.returns_python or resized:
         raise UnknownResult
@@ -197,6 +198,13 @@ def _inferred_call(new: UncachedCall, template: CallTemplate, ruled: RuledCall |
     return MultiResultCall(
         op_id, outputs, lambda values: tree_unflatten(_with_gaps(leaves, values), spec), template.random
     )
+
+
+def _keeps_aliases(target: TensorRef, found: Geometry) -> bool:
+    """Whether the target of an op can be resized before the op without a change of what its aliases show: it is a view,
+    the result fits into its storage, or it has no elements, so that its aliases have none either."""
+    held = storage_elements(target)
+    return target is not target.storage or not held or found.storage_span() <= held
 
 
 def _flat_results(op: OpSchema, result: Any) -> InferredResults | None:

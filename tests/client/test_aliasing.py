@@ -203,6 +203,18 @@ def test_out_is_resized_as_in_torch(anywhere):
     assert indices.tolist() == [1, 0]
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("elements", [0, 4])
+@pytest.mark.parametrize("alias", [torch.Tensor.detach, lambda out: out.view(-1), lambda out: out[:2]])
+def test_aliases_of_an_out_that_is_resized_stay_as_they_are_in_torch(anywhere, elements, alias):
+    outs = torch.zeros(elements), gt.zeros(elements)
+    aliases = [alias(out) for out in outs]
+    torch.add(torch.ones(3), 1, out=outs[0])
+    torch.add(gt.ones(3), 1, out=outs[1])
+    assert outs[1].tolist() == outs[0].tolist()
+    assert (aliases[1].shape, aliases[1].tolist()) == (aliases[0].shape, aliases[0].tolist())
+
+
 def test_setting_data(anywhere):
     x = gt.ones(2, requires_grad=True)
     x.data = gt.zeros(3)
