@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ log = logging.getLogger("gt.wire")
 _ENDPOINT = "inproc://zeromq.zap.01"
 _STOP = "inproc://gt-authenticator"
 OWN_USER = "this machine"  # the name of the key that a server writes for its own user
+_TICK = 3_000_000_000  # nanoseconds in which two changes of a directory may have the same time
 _SHOWN = 8  # characters of a key in a log
 
 
@@ -94,7 +96,7 @@ class AcceptedKeys:
             if changed != self._changed:
                 found = read_authorized(self._directory)
                 self._authorized = {z85.decode(key.encode()): name for key, name in found.items()}
-                self._changed = changed
+                self._changed = changed if time.time_ns() - changed > _TICK else 0  # it may still change unnoticed
         except (SettingsError, OSError, ValueError, KeyError) as error:
             log.warning("no client key of %s is let in: %s", self._directory, error)
             self._authorized, self._changed = {}, 0

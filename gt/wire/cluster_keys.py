@@ -17,7 +17,14 @@ import zmq
 from zmq.utils import z85
 
 from gt.core.errors import SettingsError
-from gt.wire.private_files import follow_mounted, read_private, require_private, write_new_private, write_private
+from gt.wire.private_files import (
+    follow_mounted,
+    make_directory,
+    read_private,
+    require_private,
+    write_new_private,
+    write_private,
+)
 
 SERVER_FILE = "server.key"
 CLIENT_FILE = "client.key"
@@ -57,8 +64,9 @@ def make_server_key(directory: Path, *, replaces: bool = False) -> ServerKey:
             f"use any more: add --replace to make one all the same"
         )
     key = new_server_key()
+    make_directory(directory)
+    make_directory(directory / AUTHORIZED)
     write_private(directory / SERVER_FILE, key)
-    (directory / AUTHORIZED).mkdir(mode=0o700, exist_ok=True)
     return key
 
 
@@ -98,9 +106,13 @@ def read_client_key(directory: Path) -> ClientKey | None:
 
 
 def authorize(directory: Path, name: str, public: str) -> None:
-    """Let in a client key that was made elsewhere."""
+    """Let in a client key that was made elsewhere. A key has one name: whoever revokes that must not find it let in by
+    another one."""
     _require_new(directory, name)
     require_public_key(public)
+    known = read_authorized(directory).get(public)
+    if known is not None:
+        raise SettingsError(f"this key is let in already, as {known!r}")
     write_private(directory / AUTHORIZED / name, AuthorizedKey(public))
 
 
@@ -112,6 +124,8 @@ def revoke(directory: Path, name: str) -> None:
     except FileNotFoundError:
         known = ", ".join(read_authorized(directory).values()) or "none"
         raise SettingsError(f"there is no client key {name!r} in {directory / AUTHORIZED}; known: {known}") from None
+    except OSError as error:
+        raise SettingsError(f"the client key {name!r} cannot be revoked: {error}; remove that by hand") from None
 
 
 def read_authorized(directory: Path) -> dict[str, str]:
@@ -123,6 +137,10 @@ def read_authorized(directory: Path) -> dict[str, str]:
         names = sorted(entry.name for entry in os.scandir(place) if _NAME.fullmatch(entry.name))[:MAX_AUTHORIZED]
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise SettingsError(
+            f"client keys cannot be read: {error}; make {AUTHORIZED} anew, and the keys in it"
+        ) from None
     found = {name: read_private(place / name, AuthorizedKey) for name in names}
     return {key.public: name for name, key in found.items() if key is not None}
 
@@ -138,7 +156,7 @@ def require_public_key(text: str) -> None:
 
 def _require_new(directory: Path, name: str) -> None:
     _require_name(name)
-    if (directory / AUTHORIZED / name).exists():
+    if os.path.lexists(directory / AUTHORIZED / name):
         raise SettingsError(f"there is a client key {name!r} already; choose another name, or: gt.keys revoke {name}")
 
 

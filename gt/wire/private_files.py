@@ -6,6 +6,7 @@ mounted read-only, which root lets a group of this process read. There, names ar
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
@@ -17,21 +18,32 @@ import msgspec
 from gt.core.errors import SettingsError
 
 MAX_BYTES = 1 << 16
+_ELSEWHERE = "set GT_KEYS to a directory of your own"
 _Record = TypeVar("_Record", bound=msgspec.Struct)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory for keys, if there is none. Raises SettingsError if others can enter it."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        require_private(path, path.lstat())
+    except OSError as error:
+        raise SettingsError(f"keys cannot be written: {error}; {_ELSEWHERE}") from None
 
 
 def write_private(path: Path, record: msgspec.Struct) -> None:
     """Write a record to a file, in place of one with the same name. The directory is made if there is none."""
+    make_directory(path.parent)
+    draft = path.parent / f".{secrets.token_hex(8)}"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        require_private(path.parent, path.parent.lstat())
-        draft = path.parent / f".{secrets.token_hex(8)}"
         descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(record))
         draft.rename(path)
     except OSError as error:
-        raise SettingsError(f"keys cannot be written: {error}; set GT_KEYS to a directory of your own") from None
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise SettingsError(f"keys cannot be written: {error}; {_ELSEWHERE}") from None
 
 
 def write_new_private(path: Path, record: msgspec.Struct) -> None:
@@ -49,22 +61,34 @@ def read_private(path: Path, kind: type[_Record]) -> _Record | None:
     try:
         path = follow_mounted(path)
         require_private(path.parent, path.parent.lstat())
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        text = _read_file(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise SettingsError(f"keys in {path} cannot be read: {error}; set GT_KEYS to a directory of your own") from None
+        raise SettingsError(f"keys in {path} cannot be read: {error}; {_ELSEWHERE}") from None
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} does not hold keys: {error}; remove it and make it again") from None
+
+
+def _read_file(path: Path) -> bytes:
+    """The bytes of a private file. Raises SettingsError for anything else: a pipe would wait for its writer."""
+    found = path.lstat()
+    require_private(path, found)
+    if not stat.S_ISREG(found.st_mode):
+        raise SettingsError(f"{path} is not a file, and so no key; remove it")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         require_private(path, os.fstat(descriptor))
-        try:
-            return msgspec.json.decode(file.read(MAX_BYTES), type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise SettingsError(f"{path} does not hold keys: {error}; remove it and make it again") from None
+        return file.read(MAX_BYTES)
 
 
 def require_private(path: Path, status: os.stat_result) -> None:
     """Raise SettingsError for a file that other users can read, which lets them join, or write, which lets them pose as
     the server."""
+    if stat.S_ISLNK(status.st_mode):
+        raise SettingsError(f"{path} is a link, and keys are not looked for where a link leads; {_ELSEWHERE}")
     is_own = status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
     if not is_own and not _is_mounted_secret(path, status):
         raise SettingsError(

@@ -57,9 +57,9 @@ def make_keys(server: ServerKey | None = None, directory: Path | None = None) ->
 
 def keys_directory(setting: str) -> Path:
     """The directory of keys; `setting` is GT_KEYS, or "". Raises SettingsError if neither it nor a home exists."""
-    if setting:
-        return Path(setting)
     try:
+        if setting:
+            return Path(setting).expanduser()
         return Path.home() / ".gt" / "keys"
     except RuntimeError:
         raise SettingsError(

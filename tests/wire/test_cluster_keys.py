@@ -1,6 +1,7 @@
 """The keys that last: who makes them, who is let in, and which files are refused."""
 
 import os
+import shutil
 import stat
 
 import pytest
@@ -10,7 +11,7 @@ from gt import keys
 from gt.core.errors import SettingsError
 from gt.wire.authentication import AcceptedKeys
 from gt.wire.cluster_keys import authorize, make_client_key, make_server_key, read_authorized, read_server_key, revoke
-from gt.wire.server_keys import find_keys, make_keys, write_keys
+from gt.wire.server_keys import find_keys, keys_directory, make_keys, write_keys
 
 FAR = "tcp://10.0.0.7:12345"
 
@@ -125,3 +126,72 @@ def test_keys_are_listed(directory, capsys):
     assert capsys.readouterr().out.split() == ["you", key.public]
     assert keys.main(["show"]) == 0
     assert capsys.readouterr().out.split() == ["server", read_server_key(directory).public]
+
+
+def a_pipe(path):
+    os.mkfifo(path, 0o600)
+
+
+def a_directory(path):
+    path.mkdir(mode=0o700)
+
+
+def a_link(path):
+    path.symlink_to("elsewhere")
+
+
+def a_file(path):
+    path.write_text("")
+    path.chmod(0o600)
+
+
+@pytest.mark.parametrize("planted", [a_pipe, a_directory, a_link, a_file])
+@pytest.mark.parametrize("name", ["server.key", "client.key", "authorized", "authorized/team"])
+@pytest.mark.parametrize("command", [["server"], ["show"], ["list"], ["client", "new"], ["revoke", "team"]])
+def test_what_is_no_key_is_named_and_nothing_waits_for_it(
+    directory, tmp_path, monkeypatch, capsys, planted, name, command
+):
+    monkeypatch.chdir(tmp_path)
+    make_server_key(directory)
+    make_client_key(directory, "other")
+    place = directory / name
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    planted(place)
+    if keys.main(command) == 1:
+        assert str(directory) in capsys.readouterr().err
+    assert [path.name for path in directory.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_key_that_cannot_replace_a_directory_leaves_no_draft(directory):
+    make_server_key(directory)
+    (directory / "server.key").unlink()
+    (directory / "server.key").mkdir()
+    with pytest.raises(SettingsError, match="cannot be written"):
+        make_server_key(directory, replaces=True)
+    assert sorted(path.name for path in directory.iterdir()) == ["authorized", "server.key"]
+
+
+def test_a_key_is_let_in_by_one_name_only(directory):
+    make_server_key(directory)
+    key = make_client_key(directory, "team")
+    with pytest.raises(SettingsError, match="let in already, as 'team'"):
+        authorize(directory, "again", key.public)
+
+
+def test_the_home_in_gt_keys_is_that_of_the_user(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert keys_directory("~/keys") == tmp_path / "keys"
+
+
+def test_a_key_that_is_revoked_in_the_moment_of_its_reading_is_let_in_no_more(directory):
+    make_server_key(directory)
+    key = make_client_key(directory, "guest")
+    server = accepted(directory)
+    place = directory / "authorized"
+    read_at = place.stat().st_mtime_ns
+    assert server.name(public(key)) == "guest"
+    revoke(directory, "guest")
+    os.utime(place, ns=(read_at, read_at))  # clocks of file systems tick every few milliseconds, or seconds
+    assert server.name(public(key)) is None
