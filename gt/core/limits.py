@@ -42,8 +42,15 @@ def _parse_count(text: str, least: int) -> int:
     return int(text)
 
 
+def _parse_held_bytes(text: str) -> int:
+    nbytes = parse_bytes(text)
+    if not 0 < nbytes < 1 << 63:
+        raise ValueError("expected at least 1 byte, and less than 8 EiB; without bytes= there is no limit")
+    return nbytes
+
+
 _PARSERS: dict[str, Callable[[str], int]] = {
-    "bytes": parse_bytes,
+    "bytes": _parse_held_bytes,
     "tensors": partial(_parse_count, least=MIN_TENSORS),
     "instructions": partial(_parse_count, least=MIN_INSTRUCTIONS),
 }

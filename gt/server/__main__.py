@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from gt.core.command_options import listening_port, option
 from gt.core.errors import GTError, SettingsError
 from gt.core.limits import parse_limits
 from gt.core.settings import Settings, check_host, parse_lease, read_settings
@@ -47,12 +48,8 @@ def main() -> int:
         print(f"gt.server: {error}", file=sys.stderr)
         return 2
     options = _parse()
-    try:
-        if options.limits is not None:
-            settings = msgspec.structs.replace(settings, limits=parse_limits(options.limits))
-    except ValueError as error:
-        print(f"gt.server: --limits {options.limits}: {error}", file=sys.stderr)
-        return 2
+    if options.limits is not None:
+        settings = msgspec.structs.replace(settings, limits=options.limits)
     configure_logging(settings)
     try:
         with contextlib.ExitStack() as stack:
@@ -71,24 +68,34 @@ def _parse() -> argparse.Namespace:
         "--host", default="localhost", help="the interface to listen on; 0.0.0.0: all of them (default: localhost)"
     )
     parser.add_argument(
-        "-p", "--port", type=int, default=12345, help="the port to listen on (default: 12345; 0: any free port)"
+        "-p",
+        "--port",
+        type=listening_port,
+        default=12345,
+        help="the port to listen on (default: 12345; 0: any free port)",
     )
     parser.add_argument(
-        "--dashboard", type=int, metavar="PORT", help="serve a web page about this server at a port (0: any free one)"
+        "--dashboard",
+        type=listening_port,
+        metavar="PORT",
+        help="serve a web page about this server at a port (0: any free one)",
     )
     parser.add_argument(
-        "--health-port", type=int, metavar="PORT", help="answer `ok` at /health of a port (0: any free one)"
+        "--health-port", type=listening_port, metavar="PORT", help="answer `ok` at /health of a port (0: any free one)"
     )
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="signals for programs that do not configure these themselves"
     )
     parser.add_argument(
-        "--limits", metavar="LIMITS", help="of each session, for example bytes=4GiB,tensors=10000,instructions=5000"
+        "--limits",
+        type=option(parse_limits),
+        metavar="LIMITS",
+        help="of each session, for example bytes=4GiB,tensors=10000,instructions=5000",
     )
     parser.add_argument("--log", type=Path, metavar="FILE", help="append who joins and leaves, and warnings, to a file")
     parser.add_argument(
         "--lease",
-        type=parse_lease,
+        type=option(parse_lease),
         metavar="SECONDS",
         help="how long the session of a program is kept whose connection is lost (default: GT_LEASE, or 300)",
     )
@@ -115,9 +122,7 @@ def _serve(options: argparse.Namespace, settings: Settings, listening: Listening
                 limits=settings.limits,
             )
         except zmq.ZMQError as error:
-            at = listening.endpoint
-            print(f"gt.server: cannot listen at {at}: {error}; is another server running there?", file=sys.stderr)
-            return 1
+            raise SettingsError(listening.explain_failure(error)) from None
         stack.callback(server.close)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: _end(server))

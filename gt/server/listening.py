@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import NamedTuple
+
+import zmq
 
 from gt.core.errors import SettingsError
 from gt.wire.addresses import ANY, is_loopback, public_addresses, resolve
@@ -36,6 +40,11 @@ class Listening(NamedTuple):
 
     def endpoint_at(self, port: int) -> str:
         return f"tcp://{self.address}:{port}"
+
+    def explain_failure(self, error: zmq.ZMQError) -> str:
+        """What is said when the system does not let the server listen."""
+        remedy = _REMEDIES.get(error.errno or 0, "choose another --host or -p")
+        return f"cannot listen at {self.endpoint}: {os.strerror(error.errno or 0)}; {remedy}"
 
     def worker_command(self, port: int) -> str:
         host = "" if is_loopback(self.address) else f" --host {self.name}"
@@ -80,6 +89,11 @@ def choose_listening(host: str, port: int, insecure: int, keys: str) -> Listenin
     return Listening(address, port, name, *make_keys(key, directory), directory)
 
 
+_REMEDIES = {
+    errno.EADDRINUSE: "is another server running there? Choose another port with -p; 0 is any free one",
+    errno.EADDRNOTAVAIL: "--host is an address of this machine, or 0.0.0.0 for all of them",
+    errno.EACCES: "ports under 1024 need rights; choose another port with -p",
+}
 _WARNING = (
     "gt.server: WARNING: --insecure: anybody who reaches this port may use the workers, read all tensors and end "
     "sessions; nothing is encrypted"

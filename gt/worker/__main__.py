@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from gt.core.command_options import count, option, server_port
 from gt.core.errors import GTError, ServerLost, SettingsError
 from gt.core.limits import parse_bytes
 from gt.core.settings import BACKENDS, Settings, check_host, read_settings
@@ -49,13 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None, settings: Settings) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m gt.worker", description="Join a GT server as a worker.")
     parser.add_argument("--host", default="localhost", help="where the server is (default: localhost)")
-    parser.add_argument("-p", "--port", type=int, default=12345, help="the server's port (default: 12345)")
+    parser.add_argument("-p", "--port", type=server_port, default=12345, help="the server's port (default: 12345)")
     parser.add_argument("--backend", choices=BACKENDS, default=settings.backend)
     parser.add_argument("--device", default="", help="cpu, cuda:0, ... (default: a GPU if there is one)")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads to compute with (default: torch's choice)")
+    parser.add_argument(
+        "--threads", type=count, default=0, help="CPU threads to compute with (default: torch's choice)"
+    )
     parser.add_argument(
         "--memory",
-        type=_bytes,
+        type=option(parse_bytes),
         default=0,
         help="the most bytes of tensors that the worker holds, such as 8GiB (default: as many as there is memory for)",
     )
@@ -66,13 +69,6 @@ def _parse(arguments: Sequence[str] | None, settings: Settings) -> argparse.Name
     parser.add_argument("--connect", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lifeline", type=Path, metavar="DIRECTORY", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
-
-
-def _bytes(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _make_worker(options: argparse.Namespace, settings: Settings) -> WorkerProcess:

@@ -24,6 +24,8 @@ def test_limits(text, limits):
         ("byte=4GiB", "did you mean 'bytes'"),
         ("bytes", "for example bytes=4GiB"),
         ("bytes=much", "bytes=much: expected a number of bytes"),
+        ("bytes=0", "bytes=0: expected at least 1 byte"),
+        ("bytes=999999999999999T", "less than 8 EiB"),
         ("tensors=0", "at least 256"),
         ("tensors=-1", "at least 256"),
         ("instructions=5", "at least 512"),

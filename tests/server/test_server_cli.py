@@ -16,6 +16,7 @@ from gt.version import __version__
 from gt.wire.codec import Decoder, encode, header_of
 from gt.wire.process_identity import this_host
 from gt.wire.server_keys import find_keys
+from gt.worker import __main__ as worker_main
 from tests.records import INLINE, SMALL, own
 from tests.subprocesses import (
     finish,
@@ -207,6 +208,31 @@ def test_a_setting_that_cannot_be_used_is_a_message(module, monkeypatch):
     monkeypatch.setenv("GT_TIMEOUT", "soon")
     code, _, err = finish(start("-m", module, "-p", "0"), 60)
     assert code == 2 and err.startswith(f"{module}: GT_TIMEOUT='soon' cannot be used"), err
+
+
+@pytest.mark.parametrize(
+    ("main", "options", "problem"),
+    [
+        (server_main.main, ["-p", "70000"], "-p/--port: '70000': expected a port from 0 to 65535"),
+        (server_main.main, ["-p", "-1"], "-p/--port: '-1': expected a port from 0 to 65535"),
+        (server_main.main, ["--health-port", "70000"], "--health-port: '70000': expected a port"),
+        (server_main.main, ["--lease", "nan"], "--lease: 'nan': expected seconds"),
+        (server_main.main, ["--limits", "bytes=0"], "--limits: 'bytes=0': bytes=0: expected at least 1 byte"),
+        (worker_main.main, ["-p", "0"], "-p/--port: '0': expected a port from 1 to 65535"),
+        (worker_main.main, ["--threads", "-1"], "--threads: '-1': expected a whole number"),
+        (worker_main.main, ["--memory", "1.5G"], "--memory: '1.5G': expected a number of bytes"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_a_message(monkeypatch, capsys, main, options, problem):
+    monkeypatch.setattr("sys.argv", ["gt", *options])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert problem in capsys.readouterr().err
+
+
+def test_an_address_of_another_machine_is_named(tmp_path):
+    code, _, err = finish(start("-m", "gt.server", "--host", "10.99.99.99", "-p", "0", "--insecure"))
+    assert code == 1 and "is an address of this machine, or 0.0.0.0" in err and "Traceback" not in err
 
 
 def test_a_port_in_use_is_an_error(server):
