@@ -75,7 +75,7 @@ class Harness:
             assert time.monotonic() < deadline
 
     def answers(self, dealer, stream=None, seconds=30):
-        """The answers to a peer, with their bytes, as they come. Those of a stream are acknowledged by its next message."""
+        """The answers to a peer, with their bytes, as they come. A stream notes them."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.server.turn(waits=False)
