@@ -14,7 +14,7 @@ from gt.client.scope_stack import ScopeFrame, frame_of_node, in_use, note_nodes,
 from gt.client.storage import TensorRef
 from gt.client.torch_patches.autograd_nodes import FIRST_ACCUMULATING, current_node, sequence_number
 from gt.core.messages import DefineScope, WorkerInfo, hosts_of
-from gt.core.signatures import PolicyRecord
+from gt.core.signatures import PolicyRecord, as_name
 from gt.sharding.host_order import default_mesh
 from gt.sharding.spec import ShardingSpec
 from gt.signals.config import SignalConfig, at
@@ -140,7 +140,7 @@ class ScopeResolver:
             scope_id = self.scope_ids[key] = next(self._next_id)
             if policy is not None:
                 self._policies[scope_id] = Policy(policy)
-            self._session.outbox.emit(DefineScope(scope_id, name, policy, compile_))
+            self._session.outbox.emit(DefineScope(scope_id, as_name(name), policy, compile_))
         return scope_id
 
 

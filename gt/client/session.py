@@ -62,7 +62,7 @@ from gt.core.progress import ProgressDisplay
 from gt.core.readable_units import print_bytes
 from gt.core.segments import SegmentBody
 from gt.core.settings import DEFAULT_HOT_PATH, HotPathSettings
-from gt.core.signatures import Input, Signature
+from gt.core.signatures import Input, Signature, as_name, as_text
 from gt.sharding.distinct_parts import distinct_parts
 from gt.sharding.spec import ShardingSpec
 from gt.wire.client_channel import ClientChannel, Received, Upload, UploadWriter, as_buffer
@@ -202,7 +202,7 @@ class Session:
         self.cached_calls[key] = call
 
     def _define_site(self, site_id: int, site: Site) -> None:
-        self.outbox.emit(DefineSite(site_id, site.file, site.line, site.function[:512]))
+        self.outbox.emit(DefineSite(site_id, as_text(site.file), site.line, as_name(site.function)))
 
     def reserve_ids(self) -> int:
         """The first of a range of ids for the results of a query."""

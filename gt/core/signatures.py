@@ -12,10 +12,22 @@ from msgspec import Meta, Struct
 
 from gt.core.meta import TensorMeta
 
-Name: TypeAlias = Annotated[str, Meta(max_length=512, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
+MAX_NAME, MAX_TEXT = 512, 1 << 18  # characters
+Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
 """A name, without control characters: names are shown on terminals and in logs."""
-Text: TypeAlias = Annotated[str, Meta(max_length=1 << 18)]
+Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 Number: TypeAlias = Union[bool, int, float]
+
+
+def as_name(text: str) -> str:
+    """A text that is only shown, as a Name: characters that a message cannot hold become "?", and the end is cut off.
+    Paths with bytes that are not UTF-8 have such characters, and names of functions, programs and hosts may."""
+    return "".join([character if character.isprintable() else "?" for character in text[:MAX_NAME]])
+
+
+def as_text(text: str) -> str:
+    """A text that is only shown, as a Text: characters that are not Unicode become "?", and the end is cut off."""
+    return text[:MAX_TEXT].encode(errors="replace").decode()
 
 
 # Layouts: the part of a tensor that each worker of a mesh holds (see gt.sharding.spec)

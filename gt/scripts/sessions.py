@@ -13,6 +13,7 @@ from gt.core.ids import SESSION_SHIFT
 from gt.core.messages import EndSession, Goodbye, ReadSessions, Refused, Rejected, SessionsRead
 from gt.core.session_list import SessionList
 from gt.core.settings import Settings, parse_address, read_settings
+from gt.core.signatures import as_text
 from gt.scripts.command_line import run_tool
 from gt.wire.server_keys import keys_directory
 from gt.wire.socket_channel import SocketChannel
@@ -36,7 +37,7 @@ def main() -> int:
 def _run(options: argparse.Namespace) -> int:
     settings = read_settings()
     server = options.server or settings.server or "localhost:12345"
-    ends = [EndSession(0, ident, options.reason[:_MAX_REASON]) for ident in options.end]
+    ends = [EndSession(0, ident, as_text(options.reason[:_MAX_REASON])) for ident in options.end]
     requests: list[EndSession | ReadSessions] = [*ends] if ends else [ReadSessions(0)]
     found = [session for listed in ask(server, settings, requests) for session in listed]
     if options.json:

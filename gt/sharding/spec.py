@@ -57,6 +57,7 @@ class DeviceMesh:
         found = _meshes.get(key)
         if found is None:
             _check_mesh(shape, names, ids, hosts)
+            _check_mesh_name(name)
             found = super().__new__(cls)
             found.shape, found.axis_names, found.workers, found.name, found.hosts = key
             found._positions = {worker: position for position, worker in enumerate(ids)}  # type: ignore[attr-defined]
@@ -175,7 +176,8 @@ class DeviceMesh:
 
 
 _meshes: WeakValueDictionary[Any, DeviceMesh] = WeakValueDictionary()
-_NAME = re.compile(r"[A-Za-z_]\w*\Z")
+_NAME = re.compile(r"[A-Za-z_]\w{0,63}\Z")
+_MAX_MESH_NAME = 64
 
 
 def _numbered(hosts: Sequence[Hashable]) -> tuple[int, ...]:
@@ -185,12 +187,17 @@ def _numbered(hosts: Sequence[Hashable]) -> tuple[int, ...]:
     return found if len(numbers) > 1 else ()
 
 
+def _check_mesh_name(name: str) -> None:
+    if len(name) > _MAX_MESH_NAME or not name.isprintable():
+        raise LayoutError(f"{name!r} cannot name a mesh: use up to {_MAX_MESH_NAME} characters that can be printed")
+
+
 def _check_mesh(shape: Shape, names: tuple[str, ...], workers: tuple[int, ...], hosts: Sequence[Hashable]) -> None:
     if len(names) != len(shape) or len(set(names)) != len(names):
         raise LayoutError(f"a mesh of shape {shape} needs {len(shape)} different axis names, not {names}")
     for name in names:
         if not _NAME.match(name):
-            raise LayoutError(f"{name!r} cannot name a mesh axis: use letters, digits and underscores")
+            raise LayoutError(f"{name!r} cannot name a mesh axis: use up to 64 letters, digits and underscores")
     if min(shape, default=1) < 1:
         raise LayoutError(f"a mesh has at least one worker along every axis; its shape cannot be {shape}")
     if math.prod(shape) != len(workers):

@@ -8,6 +8,8 @@ import socket
 import sys
 from pathlib import Path
 
+from gt.core.signatures import as_name
+
 _MAX_PROGRAM = 100  # characters of a name
 
 
@@ -19,7 +21,7 @@ def this_host() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return socket.gethostname()
+        return as_name(socket.gethostname())
     return f"{boot}-{process_namespace()}-{_shared_file_system()}"
 
 
@@ -95,4 +97,4 @@ def program_name() -> str:
     name = os.path.basename(sys.argv[0] if sys.argv else "")
     if name == "__main__.py":
         name = f"{os.path.basename(os.path.dirname(sys.argv[0]))} (-m)"
-    return (name or "python")[:_MAX_PROGRAM]
+    return as_name(name or "python")[:_MAX_PROGRAM]
