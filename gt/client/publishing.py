@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
+import reprlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -25,6 +27,7 @@ from gt.wire.long_waits import LongWait
 log = logging.getLogger("gt.client")
 POLL_SECONDS = 0.05  # between two looks for a name that is not published yet
 MAX_NAME = 256  # characters
+MAX_KEYS = 4096  # to which one tensor is published: as many as a server lets in
 
 
 @ends_on_users_line
@@ -39,9 +42,9 @@ def publish(name: str, x: torch.Tensor, to: str | Sequence[str] = ()) -> None:
     [1.0, 1.0]
     """
     _check_name(name)
-    keys = (to,) if isinstance(to, str) else tuple(to)
-    if not all(isinstance(key, str) for key in keys):
-        raise SettingsError(f"gt.publish(to={to!r}) is not possible: to= takes names of keys (python -m gt.keys list)")
+    if not isinstance(x, torch.Tensor):
+        raise SettingsError(f"gt.publish({name!r}, ...) takes a tensor, not {type(x).__name__}; use gt.tensor(...)")
+    keys = _check_keys(to)
     session = active_session.current()
     require_outside()
     ref = (x if isinstance(x, Tensor) else to_gt(x))._ref
@@ -77,6 +80,7 @@ def subscribe(name: str, timeout: float = 0.0) -> Tensor:
     [0.0, 2.0, 4.0]
     """
     _check_name(name)
+    _check_timeout(timeout)
     session = active_session.current()
     require_outside()
     start = time.monotonic()
@@ -111,8 +115,31 @@ def _require_done(answer: object) -> None:
 
 
 def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-        raise SettingsError(f"{name!r} cannot be the name of a published tensor: use 1 to {MAX_NAME} characters")
+    if not _is_name(name):
+        shown = f"{name[:20]!r}... ({len(name)} characters)" if isinstance(name, str) and len(name) > 99 else repr(name)
+        raise SettingsError(
+            f"{shown} cannot be the name of a published tensor: use 1 to {MAX_NAME} characters that can be printed"
+        )
+
+
+def _check_keys(to: object) -> tuple[str, ...]:
+    keys = (to,) if isinstance(to, str) else tuple(to) if isinstance(to, Collection) else (to,)
+    if len(keys) > MAX_KEYS or not all(_is_name(key) for key in keys):
+        raise SettingsError(
+            f"gt.publish(to={reprlib.repr(to)}) is not possible: to= takes up to {MAX_KEYS} names of keys "
+            f"(python -m gt.keys list)"
+        )
+    return keys
+
+
+def _is_name(name: object) -> bool:
+    """Whether a message can hold a name: the server gives up a session whose messages it cannot decode."""
+    return isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()
+
+
+def _check_timeout(timeout: object) -> None:
+    if not isinstance(timeout, int | float) or math.isnan(timeout):
+        raise SettingsError(f"gt.subscribe(timeout={timeout!r}) is not possible: timeout= takes a number of seconds")
 
 
 def _require_value(session: Session, storage: Storage) -> None:

@@ -127,3 +127,31 @@ def test_an_unknown_name_says_which_there_are(weights):
 def test_what_cannot_be_a_name(anywhere, name):
     with pytest.raises(gt.SettingsError, match="cannot be the name"):
         gt.publish(name, gt.ones(2))
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "a\0b", "\ud800", "x" * 257, 3, None])
+def test_a_name_that_no_message_can_hold_is_refused_and_the_session_goes_on(anywhere, name):
+    uses = (lambda: gt.publish(name, gt.ones(2)), lambda: gt.subscribe(name), lambda: gt.unpublish(name))
+    for use in uses:
+        with pytest.raises(gt.SettingsError, match="cannot be the name of a published tensor"):
+            use()
+    with pytest.raises(gt.SettingsError, match="names of keys"):
+        gt.publish("weights", gt.ones(2), to=[name])
+    assert gt.ones(2).sum().item() == 2
+
+
+@pytest.mark.parametrize("to", [3, None, ["team"] * 5000])
+def test_keys_that_cannot_be_are_refused(anywhere, to):
+    with pytest.raises(gt.SettingsError, match="names of keys"):
+        gt.publish("weights", gt.ones(2), to=to)
+
+
+def test_only_tensors_are_published(anywhere):
+    with pytest.raises(gt.SettingsError, match="takes a tensor, not int"):
+        gt.publish("weights", 3)
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), "10", None])
+def test_a_timeout_that_is_no_number_is_refused(anywhere, timeout):
+    with pytest.raises(gt.SettingsError, match="takes a number of seconds"):
+        gt.subscribe("nobody", timeout=timeout)
