@@ -17,6 +17,7 @@ TRANSPORTS = ("shared", "gloo", "nccl")
 LOG_FORMATS = ("text", "jsonl")
 STRATEGIES = ("bytes", "cost")
 MAX_LEASE = 7 * 86400.0
+MAX_WORKERS = 1 << 16
 MODES = ("embedded", "local", "virtual", "shapes", "connected")
 
 
@@ -132,6 +133,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _worker_count(text: str) -> int:
+    if _count(text) > MAX_WORKERS:
+        raise ValueError(f"expected at most {MAX_WORKERS}")
+    return int(text)
+
+
 def _seconds(text: str) -> float:
     if not 0 < float(text) < float("inf"):
         raise ValueError("expected a positive number of seconds")
@@ -194,9 +201,9 @@ def _transport(text: str) -> str:
 
 
 _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
-    "GT_WORKERS": ("workers", _count),
+    "GT_WORKERS": ("workers", _worker_count),
     "GT_SERVER": ("server", str),
-    "GT_MIN_WORKERS": ("min_workers", _count),
+    "GT_MIN_WORKERS": ("min_workers", _worker_count),
     "GT_BACKEND": ("backend", _backend),
     "GT_INSTRUCTION_LOG": ("instruction_log", str),
     "GT_INSTRUCTION_LOG_FORMAT": ("instruction_log_format", _log_format),
@@ -264,6 +271,8 @@ def shows_full_tracebacks(environ: Mapping[str, str] = os.environ) -> bool:
 
 def parse_address(text: str) -> tuple[str, int]:
     """`host:port` of a server."""
+    if not isinstance(text, str) or "://" in text:
+        raise SettingsError(f"{text!r} is not an address of a server; write host:port, for example localhost:12345")
     host, colon, port = text.rpartition(":")
     if not colon or not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise SettingsError(f"{text!r} is not an address of a server; write host:port, for example localhost:12345")

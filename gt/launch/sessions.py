@@ -22,7 +22,7 @@ from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.limits import Limits, parse_limits
 from gt.core.readable_units import short_site
-from gt.core.settings import BACKENDS, MODES, Settings, parse_address, read_settings
+from gt.core.settings import BACKENDS, MAX_WORKERS, MODES, Settings, parse_address, read_settings
 from gt.debug.traces import Trace
 from gt.launch.hosted_dispatcher_channel import HostedDispatcherChannel
 from gt.launch.in_process_channel import InProcessChannel
@@ -124,6 +124,7 @@ def connect(address: str, min_workers: int | None = None) -> None:
     >>> gt.ones(3).sum().item()
     3.0
     """
+    parse_address(address)  # an empty one would not be a server for gt.init()
     init(server=address, min_workers=min_workers)
 
 
@@ -285,6 +286,8 @@ def _with_min_workers(settings: Settings, min_workers: int | None) -> Settings:
 def _check_count(count: object, what: str) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise SettingsError(f"{what} takes a whole number of workers of at least 1, not {count!r}")
+    if count > MAX_WORKERS:
+        raise SettingsError(f"{what} takes at most {MAX_WORKERS} workers, as many as a mesh can have, not {count}")
     return count
 
 

@@ -27,11 +27,18 @@ def main() -> int:
         prog="python -m gt.scripts.sessions", description="List the sessions of a server, or end some of them."
     )
     parser.add_argument("--server", default="", help="host:port (default: GT_SERVER, or localhost:12345)")
-    parser.add_argument("--end", type=int, nargs="+", default=[], metavar="ID", help="end these sessions")
+    parser.add_argument("--end", type=_session_id, nargs="+", default=[], metavar="ID", help="end these sessions")
     parser.add_argument("--reason", default="", help="what the programs that are ended are told")
     parser.add_argument("--json", action="store_true", help="a JSON object for each session, one on each line")
     options = parser.parse_args()
     return run_tool("gt.scripts.sessions", lambda: _run(options))
+
+
+def _session_id(text: str) -> int:
+    """An id that a message can hold."""
+    if not 0 <= (ident := int(text)) < 1 << 62:
+        raise argparse.ArgumentTypeError(f"{text} is not the id of a session; list them without --end")
+    return ident
 
 
 def _run(options: argparse.Namespace) -> int:

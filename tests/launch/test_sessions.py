@@ -57,3 +57,15 @@ def test_a_start_that_is_interrupted_says_so():
     interrupt.join(30)
     with pytest.raises(gt.SessionError, match="could not start: KeyboardInterrupt;"):
         gt.ones(3)
+
+
+@pytest.mark.parametrize("address", ["", " ", None, 3, "tcp://127.0.0.1:12345", "localhost", "::1"])
+def test_what_is_no_address_is_not_connected_to(address):
+    with pytest.raises(gt.SettingsError, match="not an address of a server|address of IPv6"):
+        gt.connect(address)
+
+
+@pytest.mark.parametrize("count", [0, 1 << 17, 10**30])
+def test_a_number_of_workers_that_cannot_be_is_refused(count):
+    with pytest.raises(gt.SettingsError, match="workers"):
+        gt.connect("localhost:12345", min_workers=count)

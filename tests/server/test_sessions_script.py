@@ -9,6 +9,7 @@ from gt.core.session_list import SessionList
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.peers import Peer, PeerTable
 from gt.dispatcher.session_administration import SessionAdministration
+from gt.scripts.sessions import main
 from tests.subprocesses import finish, running, serving, start, wait_until
 
 PROGRAM = """
@@ -90,3 +91,11 @@ def test_the_list_as_a_table():
         ["3", "team", "host2", "102", "train.py"],
     ]
     assert rows[0].endswith("idle")
+
+
+@pytest.mark.parametrize("ident", ["-1", str(10**30), "x"])
+def test_what_is_no_id_of_a_session_is_a_mistake_of_usage(monkeypatch, capsys, ident):
+    monkeypatch.setattr("sys.argv", ["sessions", "--end", ident])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and "--end" in capsys.readouterr().err
