@@ -27,6 +27,7 @@ USER = 1000  # and group; it need not exist in the image
 _KEY_NAME = "cluster"
 _GRACE_SECONDS = 45  # more than the 30 s for which a server drains
 _NAME = "[a-z]([a-z0-9-]{0,38}[a-z0-9])?"
+_IMAGE = "[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}"
 _QUANTITY = "[0-9]+([.][0-9]+)?(m|[kMGTP]i?)?"
 
 
@@ -62,9 +63,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     common.add_argument("--name", type=_matching(_NAME), default="gt", help="of the cluster (default: gt)")
     common.add_argument("--namespace", type=_matching(_NAME), help="default: kubectl's")
     pods = argparse.ArgumentParser(add_help=False)
-    pods.add_argument("--image", required=True, help="an image with Python, GT and torch, and the program of a job")
+    pods.add_argument(
+        "--image",
+        type=_matching(_IMAGE),
+        required=True,
+        help="an image with Python, GT and torch, and the program of a job",
+    )
     pods.add_argument("--workers", type=_count, required=True, help="how many workers; a job waits for all of them")
-    pods.add_argument("--python", default="python", help="the interpreter in the image (default: python)")
+    pods.add_argument(
+        "--python", type=_argument, default="python", help="the interpreter in the image (default: python)"
+    )
     commands.add_parser("keys", parents=[common], help="the secrets, with new keys")
     making = commands.add_parser("cluster", parents=[common, pods], help="the server and its workers")
     making.add_argument("--gpus-per-worker", type=int, choices=(0, 1), default=0, help="default: 0, workers use CPUs")
@@ -74,8 +82,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     making.add_argument("--shared-memory", type=_matching(_QUANTITY), metavar="BYTES", help="at most, of /dev/shm")
     running = commands.add_parser("job", parents=[common, pods], help="a program that uses them")
     running.add_argument("--timeout", type=_count, default=600, help="seconds to wait for workers (default: 600)")
-    running.add_argument("program", help="a Python file of the image, or -m MODULE after --")
-    running.add_argument("arguments", nargs=argparse.REMAINDER, help="of the program")
+    running.add_argument("program", type=_argument, help="a Python file of the image, or -m MODULE after --")
+    running.add_argument("arguments", type=_text, nargs=argparse.REMAINDER, help="of the program")
     return parser.parse_args(arguments)
 
 
@@ -86,6 +94,21 @@ def _matching(pattern: str) -> Any:
         return text
 
     return check
+
+
+def _text(text: str) -> str:
+    """An argument of a program, which a manifest can hold if it is Unicode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8, as manifests are") from None
+    return text
+
+
+def _argument(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty")
+    return _text(text)
 
 
 def _count(text: str) -> int:
@@ -232,7 +255,7 @@ def _container(options: argparse.Namespace, command: list[str], environment: dic
     return {
         "name": "gt",
         "image": options.image,
-        "command": command,
+        "command": [part.replace("$", "$$") for part in command],  # Kubernetes reads $(NAME) as a variable, $$ as $
         "env": [{"name": name, "value": value} for name, value in variables.items()],
         "securityContext": {
             "allowPrivilegeEscalation": False,

@@ -228,3 +228,28 @@ def test_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.setenv("GT_KEYS", str(tmp_path / "keys"))
     run(COMMANDS["keys"])
     assert os.listdir(tmp_path) == []
+
+
+def test_arguments_reach_the_program_as_they_are():
+    arguments = ["$(HOME)", "$$", "a $b", "quote\"'", "line\nbreak", "é", ""]
+    (job,) = run(["job", *IMAGE, "train.py", *arguments])
+    command = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert [part.replace("$$", "$") for part in command] == ["python", "train.py", *arguments]
+    assert not any(re.search(r"(?<!\$)(\$\$)*\$\(", part) for part in command)  # an odd number of $ is a variable
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["cluster", "--image", "", "--workers", "1"],
+        ["cluster", "--image", "a b", "--workers", "1"],
+        ["cluster", "--image", "a\nb", "--workers", "1"],
+        ["job", *IMAGE, ""],
+        ["job", *IMAGE, "caf\udce9.py"],
+        ["job", *IMAGE, "train.py", "caf\udce9"],
+    ],
+)
+def test_what_a_manifest_cannot_hold_is_refused(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        kubernetes.main(arguments)
+    assert ended.value.code == 2 and "error: argument" in capsys.readouterr().err
