@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,9 @@ from tests.browser import missing_browser
 from tests.subprocesses import serving
 
 os.environ.setdefault("GT_CHECK_GEOMETRY", "1")  # of every result, in every process that a test starts
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("steady", deadline=None)  # how long an example takes says nothing here
 hypothesis.settings.load_profile("steady")

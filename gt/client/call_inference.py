@@ -174,11 +174,11 @@ def _inferred_call(new: UncachedCall, template: CallTemplate, ruled: RuledCall |
     if op.needs_worker_shape and session.computes and not _is_same_everywhere(op, args, kwargs, refs):
         raise UnknownResult  # in a session that computes nothing there is no device, so torch's shapes are as good
     result, resized = infer_result(op, args, kwargs, refs, session.on_cpu)
-    reshaped = [(refs[at], found) for at, found in resized.items() if found.shape != refs[at].geometry.shape]
+    reshaped = {at: found for at, found in resized.items() if found.shape != refs[at].geometry.shape}
     has_out = any(argument.is_out for argument in schema_of(op.func).arguments)
     # an op in place may not resize its target
-    if has_out and any(_keeps_aliases(target, found) for target, found in reshaped):
-        return ResizingCall(op, resized)
+    if has_out and any(_keeps_aliases(refs[at], found) for at, found in reshaped.items()):
+        return ResizingCall(op, reshaped)
     if op.returns_python or resized:
         raise UnknownResult
     result = _apply_mask(op, args, kwargs, result)
