@@ -16,6 +16,7 @@ import torch
 from gt.client.memory_formats import (
     Strides,
     column_major_strides,
+    dense_format,
     image_strides,
     strides_in_format,
     strides_without_gaps,
@@ -195,10 +196,24 @@ def _absolute(arguments: NamedArguments, results: Sequence[torch.Tensor | None])
 
 
 def _batch_norm(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
-    """Images that are row-major stay so, also those of one channel, which are channels-last too."""
-    source = arguments["input"]
-    format_ = torch.contiguous_format if source.is_contiguous() else suggested_format(source)
+    """`batch_norm_cpu` of C++."""
+    format_ = _batch_norm_format(arguments["input"])
     return [None if result is None else strides_in_format(result, format_) for result in results]
+
+
+def _batch_norm_backward(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+    """`batch_norm_backward_cpu_template` of C++. Its fast kernel needs an input and a gradient in the same format. The
+    other one takes the format from all strides of the input, also from those of dims of one element."""
+    source, gradient = arguments["input"], arguments["grad_out"]
+    format_ = suggested_format(source)
+    if format_ is suggested_format(gradient) and dense_format(gradient) is not None:
+        format_ = _batch_norm_format(source)
+    return [None if result is None else strides_in_format(result, format_) for result in results]
+
+
+def _batch_norm_format(source: torch.Tensor) -> torch.memory_format:
+    """Images that are row-major stay so, also those of one channel or pixel, which are channels-last too."""
+    return dense_format(source) or suggested_format(source)
 
 
 def _rolled(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> Sequence[Strides | None]:
@@ -320,7 +335,9 @@ def _stacked(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) 
 
 
 _RULES: dict[str, StrideRule] = {
+    "_batch_norm_no_update": _batch_norm,
     "_batch_norm_with_update": _batch_norm,
+    "_batch_norm_with_update_functional": _batch_norm,
     "_conj_physical": _preserved(),
     "deg2rad": _preserved(),
     "rad2deg": _preserved(),
@@ -328,6 +345,8 @@ _RULES: dict[str, StrideRule] = {
     "_fft_c2r": _fourier,
     "_fft_r2c": _fourier,
     "_native_batch_norm_legit": _batch_norm,
+    "_native_batch_norm_legit_functional": _batch_norm,
+    "_native_batch_norm_legit_no_training": _batch_norm,
     "_prelu_kernel": _preserved(),
     "_prelu_kernel_backward": _prelu_gradients,
     "_to_copy": _preserved(),
@@ -336,7 +355,7 @@ _RULES: dict[str, StrideRule] = {
     "abs": _absolute,
     "angle": _angle,
     "isinf": _infinite,
-    "batch_norm_backward": _batch_norm,
+    "batch_norm_backward": _batch_norm_backward,
     "binary_cross_entropy": _preserved(),
     "binary_cross_entropy_backward": _preserved(),
     "channel_shuffle": _like("self"),
@@ -363,7 +382,7 @@ _RULES: dict[str, StrideRule] = {
     "max_unpool2d": _like("self"),
     "mse_loss_backward": _contiguous,
     "native_batch_norm": _batch_norm,
-    "native_batch_norm_backward": _batch_norm,
+    "native_batch_norm_backward": _batch_norm_backward,
     "native_channel_shuffle": _like("self"),
     "native_dropout_backward": _iterated,
     "native_group_norm": _like("input"),

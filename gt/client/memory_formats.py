@@ -11,13 +11,13 @@ from gt.core.meta import contiguous_strides, dense_strides, is_dense
 
 Strides: TypeAlias = tuple[int, ...]
 
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dims
+
 
 def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
     """The memory format that torch's kernels infer from a tensor: `suggest_memory_format` of C++."""
-    for dims, format_ in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if tensor.dim() == dims and _has_channels_last_strides(tensor):
-            return format_
-    return torch.contiguous_format
+    format_ = _CHANNELS_LAST.get(tensor.dim())
+    return format_ if format_ is not None and _has_channels_last_strides(tensor) else torch.contiguous_format
 
 
 def _has_channels_last_strides(tensor: torch.Tensor) -> bool:
@@ -31,6 +31,12 @@ def _has_channels_last_strides(tensor: torch.Tensor) -> bool:
             return False
         least = stride[dim] * (shape[dim] if shape[dim] > 1 else 1)
     return True
+
+
+def dense_format(tensor: torch.Tensor) -> torch.memory_format | None:
+    """The first memory format in which a tensor is dense: `suggest_memory_format_contig` of C++."""
+    formats = (torch.contiguous_format, _CHANNELS_LAST.get(tensor.dim(), torch.contiguous_format))
+    return next((format_ for format_ in formats if tensor.is_contiguous(memory_format=format_)), None)
 
 
 def strides_in_format(tensor: torch.Tensor, format_: torch.memory_format) -> Strides:

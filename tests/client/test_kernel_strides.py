@@ -39,7 +39,7 @@ class StrideChecker(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         op = OpSchema(func, special=False)
         is_checked = tensors and not (op.writes or op.is_special) and all(map(_is_plain, tensors))
-        inferred = _inferred(func, args, kwargs) if is_checked else None
+        inferred = inferred_results(func, args, kwargs) if is_checked else None
         result = func(*args, **kwargs)
         if inferred is not None:
             self._compare(func, f"{_describe(args)} {_describe(kwargs)}", tree_leaves(inferred), tree_leaves(result))
@@ -53,7 +53,7 @@ class StrideChecker(TorchDispatchMode):
                     self.wrong[str(func)] = f"{call}: {ours.stride()} where torch gave {theirs.stride()}"
 
 
-def _inferred(func: OpOverload, args: Any, kwargs: Any) -> Any:
+def inferred_results(func: OpOverload, args: Any, kwargs: Any) -> Any:
     """The results of an op by its shape function; None if that refuses the call."""
     given, named = tree_map_only(torch.Tensor, _without_bytes, (list(args), dict(kwargs)))
     own = SHAPE_FUNCTIONS.get(str(func))
