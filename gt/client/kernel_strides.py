@@ -13,17 +13,16 @@ from typing import Any, TypeAlias
 
 import torch
 
+from gt.client.convolution_strides import convolution, convolution_gradients
 from gt.client.memory_formats import (
     Strides,
     column_major_strides,
     dense_format,
-    image_strides,
     strides_in_format,
     strides_without_gaps,
     suggested_format,
 )
 from gt.client.tensor_iterator import broadcast, iterated_strides
-from gt.client.torch_patches.conv_backend import conv_memory_format
 from gt.client.torch_patches.op_registry import (
     DispatchKey,
     OpOverload,
@@ -285,43 +284,6 @@ def _fourier(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) 
     return [dense_strides(result.shape, [-order.index(dim) for dim in range(result.dim())])]
 
 
-def _convolution(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
-    """The memory format of the kernel that torch selects. One-dimensional images are computed as two-dimensional ones
-    of one row."""
-    given = {name: arguments.get(name) for name in ("stride", "padding", "dilation", "output_padding")}
-    source, weight = arguments["input"], arguments["weight"]
-    is_row = weight.dim() == 3
-    if is_row:
-        source, weight = source.contiguous().unsqueeze(2), weight.unsqueeze(2)
-        neutral = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
-        given = {name: [neutral[name], *(value or [])] for name, value in given.items()}
-    format_ = conv_memory_format(
-        source,
-        weight,
-        arguments.get("bias"),
-        given["stride"],
-        given["padding"],
-        given["dilation"],
-        arguments["transposed"],
-        given["output_padding"],
-        arguments["groups"],
-        arguments.get("bias_sizes"),
-    )
-    return [
-        None if result is None or result.dim() == 1 else image_strides(result, format_, is_row) for result in results
-    ]
-
-
-def _convolution_gradients(
-    arguments: NamedArguments, results: Sequence[torch.Tensor | None]
-) -> Sequence[Strides | None]:  # fmt: skip
-    """Of a convolution of no images the gradients are zeros like the operands."""
-    source, weight = arguments["input"], arguments["weight"]
-    if source.numel() or weight.dim() == 3:
-        return _convolution(arguments, results)
-    return [*[strides_without_gaps(operand) for operand in (source, weight)], *[None for _ in results[2:]]]
-
-
 def _stacked(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
     """Torch's kernel concatenates; the Python shape function of torch 2.10 gives other strides."""
     tensors, (result,) = arguments["tensors"], results
@@ -360,8 +322,8 @@ _RULES: dict[str, StrideRule] = {
     "binary_cross_entropy_backward": _preserved(),
     "channel_shuffle": _like("self"),
     "clone": _preserved(),
-    "convolution": _convolution,
-    "convolution_backward": _convolution_gradients,
+    "convolution": convolution,
+    "convolution_backward": convolution_gradients,
     "empty_like": _preserved(),
     "flip": _preserved(),
     "floor_divide": _iterated,

@@ -63,11 +63,3 @@ def column_major_strides(matrices: torch.Tensor) -> Strides:
     for rank, dim in enumerate((*batch, columns, rows)):
         ranks[dim] = -rank
     return dense_strides(matrices.shape, ranks)
-
-
-def image_strides(result: torch.Tensor, format_: torch.memory_format, is_row: bool) -> Strides:
-    """Dense strides of images in a memory format. `is_row`: one-dimensional images, laid out as images of one row."""
-    if not is_row:
-        return strides_in_format(result, format_)
-    *outer, _, last = strides_in_format(result.unsqueeze(2), format_)
-    return (*outer, last)

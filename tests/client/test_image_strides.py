@@ -3,7 +3,9 @@ channel or image in every memory format. Strides of dims of one element are comp
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,6 +51,16 @@ def assert_inferred(func: Any, *args: Any) -> None:
             assert (ours.shape, ours.stride()) == (theirs.shape, theirs.stride()), (func, given)
 
 
+@contextlib.contextmanager
+def refused_by_torch(message: str) -> Iterator[None]:
+    """Torch's kernel may refuse the strides of a call with this message."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not re.search(message, str(error)):
+            raise
+
+
 def pairs(shape: tuple[int, ...]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     return itertools.product(in_formats(shape), repeat=2)
 
@@ -88,3 +100,44 @@ def test_images_normalized_in_groups_have_torchs_strides(shape: tuple[int, ...],
         assert_inferred(aten.native_group_norm.default, image, weight, weight, *sizes, 1e-5)
         args = (gradient, image, mean, mean, weight, *sizes, [True] * 3)
         assert_inferred(aten.native_group_norm_backward.default, *args)
+
+
+CONVOLUTIONS = {  # channels of the images and of the result, groups, size of the kernel, stride, padding, dilation
+    "1x1": (4, 6, 1, 1, 1, 0, 1),
+    "3x3": (4, 6, 1, 3, 1, 1, 1),
+    "dilated": (4, 6, 1, 3, 1, 2, 2),
+    "from one channel": (1, 4, 1, 3, 1, 1, 1),
+    "to one channel": (4, 1, 1, 3, 1, 1, 1),
+    "depthwise 1x1": (4, 4, 4, 1, 1, 0, 1),
+    "depthwise to one pixel": (4, 4, 4, 5, 2, 2, 1),
+    "grouped": (4, 8, 2, 3, 1, 1, 1),
+    "grouped 1x1": (4, 8, 2, 1, 1, 0, 1),
+}
+
+
+@pytest.fixture(params=[1, 2], ids=lambda count: f"{count} threads")
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Torch selects another kernel for small convolutions if it has one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("convolution", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+@pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_convolutions_and_their_gradients_have_torchs_strides(
+    threads: None, convolution: tuple[int, ...], transposed: bool, dtype: torch.dtype
+) -> None:
+    channels, outputs, groups, size, stride, padding, dilation = convolution
+    first, second = (channels, outputs) if transposed else (outputs, channels)
+    weights = in_formats((first, second // groups, size, size), dtype)
+    options = ([stride] * 2, [padding] * 2, [dilation] * 2, transposed, [0, 0], groups)
+    for count, height, width in ((3, 1, 1), (3, 2, 2), (1, 4, 4), (3, 1, 4), (3, 4, 1)):
+        for image, weight in itertools.product(in_formats((count, channels, height, width), dtype), weights):
+            made = aten.convolution.default(image, weight, None, *options)
+            told = inferred_results(aten.convolution.default, (image, weight, None, *options), {})
+            assert told.stride() == made.stride(), (image.shape, image.stride(), weight.shape, weight.stride())
+            with refused_by_torch("grad_weight (must|needs to) be contiguous"):
+                assert_inferred(aten.convolution_backward.default, made, image, weight, [outputs], *options, [True] * 3)

@@ -1,4 +1,4 @@
-"""The memory format in which torch's kernel of a convolution gives its result on the CPU."""
+"""The kernel that torch selects for a convolution on the CPU, and the memory format of its result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return make_handle(_ShapeOnCPU, tensor.shape, tensor.stride(), 0, None, tensor.dtype)
 
 
-def conv_memory_format(
+def select_conv_backend(
     source: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -34,11 +34,20 @@ def conv_memory_format(
     output_padding: Any,
     groups: int,
     bias_sizes: Any,
-) -> torch.memory_format:
-    """For operands without bytes. `bias_sizes` is given for a backward convolution, in place of `bias`."""
+) -> Any:
+    """The kernel for operands without bytes. `bias_sizes` is given for a backward convolution, in place of `bias`."""
     source, weight = _on_cpu(source), _on_cpu(weight)
     bias = None if bias is None else _on_cpu(bias)
-    backend = torch._C._select_conv_backend(
+    return torch._C._select_conv_backend(
         source, weight, bias, stride, padding, dilation, transposed, output_padding, groups, bias_sizes
     )
-    return torch._C._conv_determine_backend_memory_format(source, weight, backend)
+
+
+def conv_memory_format(source: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+    """The memory format to which a kernel copies its operands, and in which it gives its result."""
+    return torch._C._conv_determine_backend_memory_format(_on_cpu(source), _on_cpu(weight), backend)
+
+
+def computes_groups_apart(backend: Any) -> bool:
+    """Whether a kernel computes the groups of a convolution one by one."""
+    return backend.name.startswith(("Slow", "NnpackSpatial")) and backend.name != "Slow3d"
