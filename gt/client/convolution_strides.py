@@ -22,8 +22,8 @@ _concatenate = kernel_of(torch.ops.aten.cat.default, DispatchKey.CompositeExplic
 
 class _Part(NamedTuple):
     """A part of a convolution that a kernel computes at once, one of `parts` along the channels. `format_` is the
-    memory format of its images, `weight_format` that of its weights. `is_row`: one-dimensional images, computed as images of
-    one row."""
+    memory format of its images, `weight_format` that of its weights. `is_row`: one-dimensional images, computed as
+    images of one row."""
 
     parts: int
     format_: torch.memory_format

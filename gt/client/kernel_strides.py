@@ -194,6 +194,12 @@ def _absolute(arguments: NamedArguments, results: Sequence[torch.Tensor | None])
     return rule(arguments, results)
 
 
+def _attention(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
+    """The kernel makes a tensor like the query with heads and rows exchanged, which is in order for most queries."""
+    batch, rows, heads, width = strides_without_gaps(arguments["query"].transpose(1, 2))
+    return [(batch, heads, rows, width), *[None] * (len(results) - 1)]
+
+
 def _batch_norm(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
     """`batch_norm_cpu` of C++."""
     format_ = _batch_norm_format(arguments["input"])
@@ -309,6 +315,7 @@ _RULES: dict[str, StrideRule] = {
     "_native_batch_norm_legit": _batch_norm,
     "_native_batch_norm_legit_functional": _batch_norm,
     "_native_batch_norm_legit_no_training": _batch_norm,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_prelu_kernel": _preserved(),
     "_prelu_kernel_backward": _prelu_gradients,
     "_to_copy": _preserved(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -110,3 +111,25 @@ def test_strides_of_dims_of_one_element_are_torchs(names: list[str]) -> None:
     formats = [name for name, format_ in FORMATS.items() if format_.shrunk is not None]
     checker = _check(names, formats, [torch.float32, torch.complex64], 2)
     assert not checker.wrong, "\n".join(f"{op} of {text}" for op, text in checker.wrong.items())
+
+
+ATTENTIONS = [(3, 4, 5, 7, 1), (2, 2, 2, 1, 1), (3, 4, 1, 5, 8), (1, 4, 5, 5, 8), (3, 1, 5, 1, 8), (2, 3, 4, 5, 8)]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))), ids=str)
+@pytest.mark.parametrize("sizes", ATTENTIONS, ids=str)
+def test_strides_of_attention_are_torchs_in_every_order_of_dims(sizes: Sequence[int], order: Sequence[int]) -> None:
+    batch, heads, rows, columns, width = sizes
+    places = [order.index(dim) for dim in range(4)]
+    operands = [
+        torch.randn([(batch, heads, length, width)[dim] for dim in order]).permute(places)
+        for length in (rows, columns, columns)
+    ]
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    checker = StrideChecker()
+    with checker:
+        out, logsumexp = attend(*operands)
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            torch.randn_like(out), *operands, out, logsumexp, 0.0, False
+        )
+    assert not checker.wrong and checker.count >= 5, checker.wrong
