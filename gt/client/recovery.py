@@ -186,7 +186,7 @@ def _last_point(session: Session, targets: Sequence[RecoveryTarget], optimizers:
     nearest = min(
         points, key=lambda point: len(point.missing), default=RecoveryPoint(0, [], [t.name for t in targets], [])
     )
-    raise RecoveryError(_explanation(nearest.missing, len(targets))) from _cause(session, targets)
+    raise RecoveryError(_explanation(nearest.missing, len(targets), bool(optimizers))) from _cause(session, targets)
 
 
 def _candidates(session: Session, targets: Sequence[RecoveryTarget], histories: Sequence[StepHistory]) -> list[int]:
@@ -258,10 +258,12 @@ def _lost_entries(optimizer: Optimizer, step: OptimizerStep) -> list[str]:
     ]
 
 
-def _explanation(missing: Sequence[str], total: int) -> str:
+def _explanation(missing: Sequence[str], total: int, has_state: bool) -> str:
+    weights = ", or try gt.recover(model) without its optimizer, whose state starts anew" if has_state else ""
     return (
         f"gt.recover cannot bring {total} tensors back to one step: of {_listed(missing)} no value before the failed "
-        f"step is left (they were written since, or lost with a worker). Nothing was changed. Load a checkpoint."
+        f"step is left (they were written since, or lost with a worker). Nothing was changed. Load a checkpoint"
+        f"{weights}."
     )
 
 

@@ -360,3 +360,27 @@ def test_gradients_without_a_value_are_dropped(anywhere):
     model(gt.ones(2, 4)).sum().backward()
     optimizer.step()
     assert model.weight.isfinite().all().item()
+
+
+def test_weights_return_where_a_step_was_over_a_limit():
+    """The moments of the optimizer were written in the step that failed, and the weights were not."""
+    gt.init(limits="bytes=12MiB")
+    model = gt.nn.Linear(512, 512, bias=False)  # 1 MiB
+    optimizer = torch.optim.Adam(model.parameters(), foreach=True)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(gt.ones(2, 512)).sum().backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    model(gt.ones(2, 512)).sum().backward()
+    before = model.weight.tolist()
+    held = gt.zeros(15, 512, 256)  # 7.5 MiB
+    optimizer.step()
+    with pytest.raises(gt.LimitError, match="_foreach_sqrt"):
+        model.weight.tolist()
+    del held
+    with pytest.raises(gt.RecoveryError, match=r"gt\.recover\(model\) without its optimizer"):
+        gt.recover(model, optimizer)
+    gt.recover(model)
+    assert model.weight.tolist() == before
+    gt.shutdown()
