@@ -15,6 +15,7 @@ from tests.conformance.expected import has_entry, stale_entries, unexpected
 from tests.conformance.opdb import Task, TaskReport, dtypes_of, ops_by_name, run_task
 from tests.conformance.pool import Pool, Seat
 from tests.conformance.sides import GTSide
+from tests.slow_parameters import some_of
 
 OPS_A_TEST = 24
 JOBS = 2
@@ -80,7 +81,7 @@ def test_ops_give_what_torch_gives_in_memory_formats(request: pytest.FixtureRequ
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("ops", _CHUNKS, ids=lambda ops: f"{ops[0]}..{ops[-1]}")
+@pytest.mark.parametrize("ops", some_of(_CHUNKS, 2), ids=lambda ops: f"{ops[0]}..{ops[-1]}")
 def test_gradients_of_some_inputs_are_torchs(sharded_pool: Pool, ops: list[str]) -> None:
     """Every choice of the inputs that need a gradient, on shards. `make conformance` does it on one worker too."""
     tasks = [Task(op, "float32", MASKED_SAMPLES, masks=True) for op in ops if "float32" in dtypes_of(op)]
@@ -102,6 +103,7 @@ def test_a_wrong_value_is_found() -> None:
     assert "values" in report.failures[0].reason
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_process_that_dies_fails_its_task_and_no_other() -> None:
     seat = Seat("embedded")

@@ -146,6 +146,7 @@ def test_the_smallest_program_runs_on_any_number_of_workers(environment):
     assert out.startswith("gt.Tensor([[")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_gpt2_with_the_worker_of_its_process():
     code, out, err = finish(start(str(GPT2), "--quick"), 180)

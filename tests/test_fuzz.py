@@ -15,7 +15,7 @@ from tests.fuzz.compare import close, difference, on_gt
 from tests.fuzz.programs import Leaf, Program, Step, draw_program
 from tests.fuzz.shrink import shrink
 
-SEEDS_A_TEST, TESTS = 40, 12
+SEEDS_A_TEST, TESTS = 40, 9
 LEFT, RIGHT = Leaf((4, 6), seed=1), Leaf((4, 6), "permuted", seed=2)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from gt.client.memory_formats import suggested_format
 from tests.client.test_kernel_strides import inferred_results
+from tests.slow_parameters import some_of
 
 aten = torch.ops.aten
 
@@ -126,7 +127,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.parametrize("convolution", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
 @pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", some_of([torch.float32, torch.float64], 2))
 def test_convolutions_and_their_gradients_have_torchs_strides(
     threads: None, convolution: tuple[int, ...], transposed: bool, dtype: torch.dtype
 ) -> None:

@@ -96,6 +96,7 @@ COMMON = ["abs", "clone", "empty_like", "flip", "isinf", "masked_fill", "native_
           "nn.functional.group_norm", "roll", "stack", "where"]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_strides_of_common_ops_are_torchs_in_dims_of_one_element() -> None:
     formats = [name for name, format_ in FORMATS.items() if format_.shrunk is not None]

@@ -231,7 +231,7 @@ def test_frames_of_a_client(harness):
 
 
 def test_frames_of_a_worker(harness):
-    run(harness, 50, WORKER_KINDS, send_as_worker, 2)
+    run(harness, 20, WORKER_KINDS, send_as_worker, 2)
 
 
 @pytest.mark.slow

@@ -126,6 +126,7 @@ def test_sigterm_ends_a_worker_that_waits_for_one_that_never_comes(server, fault
     fault("a worker that waits in an exchange gets SIGTERM", "it ends")
 
 
+@pytest.mark.slow
 def test_a_worker_that_waits_for_one_that_never_comes_ends_with_its_server(server):
     main, worker, port = server
     with mute_worker(port):

@@ -98,6 +98,7 @@ def begin_capture(program, directory):
     return tool
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_capture_and_writes_it(tmp_path, program):
     tool = begin_capture(program, tmp_path / "traces")
     with running(tool):

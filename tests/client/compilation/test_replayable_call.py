@@ -66,6 +66,7 @@ class Interrupt:
         sys.settrace(self.before)
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_any_line_leaves_counts_and_updates_in_step():
     """The weights after n steps are those of a training without interrupts, and the random numbers too."""
     x = gt.ones(3)

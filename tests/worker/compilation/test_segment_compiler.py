@@ -40,6 +40,7 @@ def layer(x: torch.Tensor, state: torch.Tensor, rate: float) -> torch.Tensor:
     return x.softmax(-1) - state
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.timeout(900)
 def test_code_replaces_the_ops_of_a_scope_and_takes_numbers_that_change(compiled_scope: None) -> None:

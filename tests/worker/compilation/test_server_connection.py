@@ -82,6 +82,7 @@ def test_each_unit_gets_one_answer_for_all_who_ask(directory: Path) -> None:
     first.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_is_replaced_twice(directory: Path) -> None:
     connection = CompileServerConnection(lambda: directory, SETTINGS)
     taken: list[CompileAnswer] = []
@@ -99,6 +100,7 @@ def test_a_server_that_is_killed_is_replaced_twice(directory: Path) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 def test_a_stopped_server_ends_with_its_last_worker(directory: Path) -> None:
     first, second = (
         CompileServerConnection(lambda: directory, SETTINGS),
@@ -119,6 +121,7 @@ def test_a_stopped_server_ends_with_its_last_worker(directory: Path) -> None:
     assert not directory.exists()
 
 
+@pytest.mark.slow
 def test_a_unit_that_takes_too_long_is_given_up_with_the_limit(directory: Path) -> None:
     connection = CompileServerConnection(lambda: directory, CompileSettings(niceness=0, seconds=0.01))
     taken: list[CompileAnswer] = []
@@ -153,6 +156,7 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_the_server_ends_with_a_worker_that_is_killed(directory: Path, is_stopped: bool) -> None:
     worker = start("-c", WORKER, str(directory))

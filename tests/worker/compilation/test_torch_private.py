@@ -27,6 +27,7 @@ def step(x: torch.Tensor, p: torch.Tensor, m: torch.Tensor) -> list[torch.Tensor
     return [y, y.t(), p]
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # of torch, when it imports its compiler
