@@ -56,12 +56,14 @@ class Peer:
 
 class PeerTable:
     """Peers by the identities that the router gives connections; identities of `clients` by session, and of `workers`
-    by worker id. Messages of `replaced` connections, which clients do not use any more, are ignored."""
+    by worker id. The clients in `held` have instructions that wait for their backpressure or their turn. Messages of
+    `replaced` connections, which clients do not use any more, are ignored."""
 
     def __init__(self) -> None:
         self.by_identity: dict[bytes, Peer] = {}
         self.clients: dict[int, bytes] = {}
         self.workers: dict[int, bytes] = {}
+        self.held: dict[int, Peer] = {}
         self.replaced: dict[bytes, None] = {}
 
     def add(self, identity: bytes, peer: Peer) -> None:
@@ -81,6 +83,8 @@ class PeerTable:
         identity = (self.clients if peer.is_client else self.workers).pop(peer.ident, None)
         if identity is not None:
             del self.by_identity[identity]
+        if peer.is_client:
+            self.held.pop(peer.ident, None)
 
     def connected_clients(self) -> list[Peer]:
         return [peer for peer in self.by_identity.values() if peer.is_client and not peer.lost]

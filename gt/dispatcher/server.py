@@ -3,68 +3,48 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import time
 from collections import deque
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
 
-import msgspec
-
-from gt.core import worker_progress
 from gt.core.errors import ProtocolError
 from gt.core.ids import session_of
 from gt.core.limits import Limits
 from gt.core.message_events import Observer
 from gt.core.message_fields import PAYLOAD_RECORDS
 from gt.core.messages import (
-    AckBytes,
-    AckMessages,
-    AckRead,
     Activity,
-    ByteRange,
-    CreateTensor,
-    EndSession,
     Failed,
-    FetchTensor,
     Goodbye,
     Hello,
-    Instruction,
     OpFailed,
-    ReadSessions,
     Refused,
-    Rejected,
     Report,
     Resume,
     SessionEnded,
-    SessionsRead,
-    Uploaded,
-    Waiting,
     Welcome,
     WorkerShutdown,
 )
 from gt.core.program_status import ProgramStatus
 from gt.core.refusal_kinds import OP_NOT_ALLOWED, RefusalKind
+from gt.dispatcher.client_messages import ClientMessages
 from gt.dispatcher.delivery import Deliver, Delivery
+from gt.dispatcher.departures import Departures
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.handshakes import Greeting, Handshakes, internal_errors_logged
-from gt.dispatcher.message_queue import Outgoing, ToClient
-from gt.dispatcher.ownership import require_ownership
-from gt.dispatcher.peers import NO_PROGRESS, Peer, PeerTable
+from gt.dispatcher.message_queue import Outgoing
+from gt.dispatcher.peers import Peer, PeerTable
 from gt.dispatcher.pending_connections import MAX_MALFORMED, PendingConnections
 from gt.dispatcher.program_view import DispatcherView
-from gt.dispatcher.session_administration import SessionAdministration
 from gt.dispatcher.session_leases import SessionLeases
-from gt.dispatcher.status import read_unlocked
+from gt.dispatcher.worker_activity import WorkerActivity
 from gt.version import __version__
-from gt.wire import shared_memory
 from gt.wire.addresses import is_own_address
-from gt.wire.codec import MAX_HELLO, MAX_INSTRUCTIONS, Decoder, Frame, Payload
+from gt.wire.codec import MAX_HELLO, Decoder, Frame, Payload
 from gt.wire.connections import Router
 from gt.wire.message_stream import MessageGap
-from gt.wire.process_identity import host_name, is_running, is_stopped, start_mark, this_host
+from gt.wire.process_identity import is_running, this_host
 from gt.wire.refusals import shorten
 from gt.wire.server_keys import ServerKeys
 
@@ -74,15 +54,14 @@ TICK_MS = 250
 NOTICE_SECONDS = 3.0
 POSTED_SECONDS = 10.0  # that another thread waits for its turn
 DISMISSING_SECONDS = 1.0  # for workers to close their connections when they are told to end
-BUSY_NANOSECONDS = 1_000_000_000  # with the same commands, after which a worker is listed as busy
 DRAINING_SECONDS = 30.0  # for the answers that clients wait for when the server is told to end
 
 
 class Server:
     """`descriptor` becomes readable when a message may have arrived, for a caller that does not block in `turn`. A peer
-    that is silent for `silence` seconds is given up (0: never), and a client `lease` seconds later; `ended` are the
-    processes of workers that were killed for that. With `keys` only peers that have them are let in. `copy_limit`,
-    `limits`: see Dispatcher. `greeting`: what those who join are told. `turned_at` is the time of the last turn."""
+    that is silent for `silence` seconds is given up (0: never), and a client `lease` seconds later. With `keys` only
+    peers that have them are let in. `copy_limit`, `limits`: see Dispatcher. `greeting`: what those who join are told.
+    `turned_at` is the time of the last turn."""
 
     def __init__(
         self,
@@ -101,20 +80,19 @@ class Server:
         self._silence = silence
         self.is_draining = False
         self._drained_at = float("inf")  # the time at which the server ends, whoever waits for an answer
-        self._buffers = shared_memory.AttachedBuffers()
         self._observer = observer
         self._stopping = False
         self._are_dismissed = self._is_closed = False
         self._next_check = self._next_notice = self.turned_at = time.monotonic()
-        self.ended: set[int] = set()
         self.descriptor = self._router.descriptor
         self.dispatcher = Dispatcher(observer, copy_limit, limits)
         self.dispatcher.keeps_sites = True
-        self.dispatcher.set_worker_description(self._describe_state)
         self.dispatcher.note_rejection = self._note_rejection
-        self.view = DispatcherView(self.dispatcher, self._read_progress, self.refusals.read)
         self.peers = PeerTable()
         self.delivery = Delivery(self._router, self.peers)
+        self.activity = WorkerActivity(self.dispatcher, self.peers, self.delivery, self._router, silence)
+        self.dispatcher.set_worker_description(self.activity.describe_state)
+        self.view = DispatcherView(self.dispatcher, self.activity.read_progress, self.refusals.read)
         self._leases = SessionLeases(self.peers, lease)
         greeting = (greeting or Greeting())._replace(
             log_path="" if observer is None else observer.path, server=self._leases.server, lease=lease
@@ -122,11 +100,17 @@ class Server:
         self._handshakes = Handshakes(self.dispatcher, self.peers, self.delivery, greeting)
         self._pending_connections = PendingConnections()
         self._posted: deque[Callable[[], None]] = deque()  # by other threads
-        self._held: dict[int, Peer] = {}  # clients with instructions that wait for their backpressure or their turn
-        self._instructions: Decoder[Instruction | AckRead | AckBytes | AckMessages | ReadSessions | EndSession] = (
-            Decoder(Instruction | AckRead | AckBytes | AckMessages | ReadSessions | EndSession, MAX_INSTRUCTIONS)
+        self.departures = Departures(
+            self.dispatcher,
+            self.peers,
+            self.delivery,
+            self._leases,
+            self._pending_connections,
+            self.activity,
+            self.refusals,
+            silence,
         )
-        self._administration = SessionAdministration(self.dispatcher, self.peers)
+        self.client_messages = ClientMessages(self.dispatcher, self.peers, self.delivery, self.departures)
         self._reports: Decoder[Report | Activity] = Decoder(Report | Activity)
         self._hellos: Decoder[Hello | Resume] = Decoder(Hello | Resume, MAX_HELLO)
 
@@ -181,7 +165,7 @@ class Server:
         if now >= self._next_notice:
             self._next_notice = now + NOTICE_SECONDS
             with internal_errors_logged("telling clients for whom they wait"):
-                self._explain_waits()
+                self.activity.explain_waits()
         return message is not None
 
     def has_message(self) -> bool:
@@ -210,14 +194,14 @@ class Server:
         """Let in nobody from now on, answer the requests of clients that have arrived, and end the loop then, or after
         DRAINING_SECONDS. Safe to call from a signal handler."""
         self._drained_at = time.monotonic() + DRAINING_SECONDS
-        self.is_draining = self._handshakes.is_ending = True
+        self.is_draining = self._handshakes.is_ending = self.client_messages.is_draining = True
 
     def _is_drained(self) -> bool:
         if not self.is_draining:
             return False
         is_waited_for = (
             self.dispatcher.state.pending
-            or self._held
+            or self.peers.held
             or any(peer.stream.has_waiting for peer in self.peers.connected_clients())
             or self._router.has_message()
         )
@@ -226,10 +210,6 @@ class Server:
     def read_status(self) -> ProgramStatus:
         """The status of workers and sessions; any thread may ask."""
         return self.view.read_status()
-
-    def _read_progress(self) -> dict[int, Sequence[int]]:
-        peers = read_unlocked(lambda: list(self.peers.by_identity.values()))
-        return {peer.ident: peer.progress for peer in peers if not peer.is_client and peer.progress is not NO_PROGRESS}
 
     def open_local_session(self, deliver: Deliver) -> Welcome:
         """Open a session for this process. Its answers are passed to `deliver`."""
@@ -255,7 +235,7 @@ class Server:
                 self._greet(identity, frames)
             elif peer.is_client:
                 if peer.stream.accept(frames):
-                    self._receive_instructions(peer, frames)
+                    self.client_messages.receive(peer, frames)
                 self.delivery.proceed(identity, peer.stream)
             else:
                 self._receive_reports(peer, frames)
@@ -287,9 +267,9 @@ class Server:
         if peer.malformed_messages < MAX_MALFORMED:
             return
         if peer.is_client:
-            self._give_up_client(peer, f"was ended after {MAX_MALFORMED} messages that could not be read")
+            self.departures.give_up_client(peer, f"was ended after {MAX_MALFORMED} messages that could not be read")
         else:
-            self._dismiss(peer, f"was dismissed after {MAX_MALFORMED} messages that could not be read")
+            self.departures.dismiss(peer, f"was dismissed after {MAX_MALFORMED} messages that could not be read")
 
     def _greet(self, identity: bytes, frames: Sequence[Frame]) -> None:
         (hello, *_), _ = self._hellos.decode(frames)
@@ -317,120 +297,19 @@ class Server:
         self._leases.end(peer, time.monotonic())
         self.delivery.resume(identity, peer.stream)
 
-    def _receive_instructions(self, peer: Peer, frames: Sequence[Frame]) -> None:
-        batch, payloads = self._instructions.decode(frames)
-        if self.is_draining:  # only what frees memory or ends a session: new work would never be done
-            batch, payloads = [each for each in batch if isinstance(each, AckRead | AckBytes | Goodbye)], []
-        instructions: list[Instruction] = []
-        uploads = 0
-        for instruction in batch:
-            if isinstance(instruction, AckMessages):
-                continue  # its header was read
-            require_ownership(peer.ident, instruction)
-            if isinstance(instruction, AckRead):
-                peer.backpressure.acknowledge(instruction.request)
-                continue
-            if isinstance(instruction, AckBytes):
-                peer.backpressure.note_taken(instruction.nbytes)
-                continue
-            if isinstance(instruction, ReadSessions | EndSession):
-                self._administer(peer, instruction)
-                continue
-            if isinstance(instruction, CreateTensor):
-                _require_own_buffer(peer, instruction.byte_range.name)
-                instruction = self._passed_on(peer, instruction, uploads, payloads)
-                uploads += 1
-            elif isinstance(instruction, FetchTensor) and instruction.place is not None:
-                _require_own_buffer(peer, instruction.place.name)
-            instructions.append(instruction)
-        if any(type(instruction) is Goodbye for instruction in instructions):
-            self.instruct(peer.ident, [Goodbye()], (), self.dispatcher.submit)
-            self._forget(peer)
-            return
-        try:
-            peer.backpressure.queue(instructions, payloads)
-        except ProtocolError as error:
-            self._note_refusal(self.peers.clients[peer.ident], error)
-            self._give_up_client(peer, f"was ended: {error}")
-            return
-        self._proceed(peer)
-
-    def _administer(self, peer: Peer, request: ReadSessions | EndSession) -> None:
-        """List the sessions, or end one."""
-        sessions = self._administration.list_for(peer)
-        answer: SessionsRead | Rejected = SessionsRead(request.request, sessions)
-        if isinstance(request, EndSession):
-            found = self._administration.find(peer, request.session)
-            if isinstance(found, str):
-                answer = Rejected(request.request, found)
-            else:
-                listed = tuple([each for each in sessions if each.session == request.session])
-                answer = SessionsRead(request.request, listed)
-                who = f"{peer.key or 'a client'} ({peer.process} on {peer.hello.hostname or host_name()})"
-                why = f": {request.reason}" if request.reason else ""
-                self._give_up_client(found, f"was ended by {who}{why}; its tensors are freed", SessionEnded)
-        self.delivery.send_to(self.peers.clients[peer.ident], [answer])
-
-    def _passed_on(
-        self, peer: Peer, create: CreateTensor, number: int, payloads: MutableSequence[Payload]
-    ) -> CreateTensor:
-        """An upload in shared memory, if there are workers that do not share it: its bytes go with the messages, as the
-        payload with a number."""
-        byte_range = create.byte_range
-        workers = self.dispatcher.state.workers.values()
-        if not byte_range.name or all(worker.info.host == peer.hello.host for worker in workers):
-            return create
-        payloads[number] = [bytes(self._buffers.view(byte_range.name, byte_range.offset, byte_range.nbytes))]
-        self.delivery.send_to(self.peers.clients[peer.ident], [Uploaded(create.id)])
-        return msgspec.structs.replace(create, byte_range=ByteRange("", byte_range.nbytes))
-
-    def _proceed(self, peer: Peer) -> None:
-        """Carry out the instructions of a session as far as its backpressure allows. The size of a read is known only
-        after the instructions before it."""
-        backpressure, state = peer.backpressure, self.dispatcher.state
-        self._held[peer.ident] = peer
-        while peer.ident in state.sessions and not self.dispatcher.is_waiting(peer.ident):
-            if backpressure.asked is not None and backpressure.asked.request in state.pending:
-                reads = state.pending[backpressure.asked.request].reads
-                backpressure.begin(backpressure.asked.request, sum(max(read.nbytes, 0) for read in reads))
-            batch_slice = backpressure.next()
-            backpressure.asked = batch_slice.read if batch_slice is not None else None
-            if batch_slice is None:
-                break
-            self.instruct(peer.ident, batch_slice.instructions, batch_slice.payloads, self.dispatcher.submit)
-        if peer.ident not in state.sessions or backpressure.is_empty:
-            self._held.pop(peer.ident, None)
-
-    def instruct(
-        self,
-        session: int,
-        batch: Sequence[Instruction],
-        payloads: Sequence[Payload],
-        carry_out: Callable[[int, Any, Any], list[Outgoing]] | None = None,
-    ) -> None:
-        """`carry_out` is `Dispatcher.submit` for clients that share the workers; `Dispatcher.instruct` by default."""
-        try:
-            outgoing = (carry_out or self.dispatcher.instruct)(session, batch, payloads)  # type: ignore[arg-type]
-        except Exception as error:  # an internal error: the other clients are served
-            log.exception("an instruction of client %d failed", session)
-            rejected = Rejected(0, f"a mistake of GT: {type(error).__name__}: {error}")
-            outgoing = [*self.dispatcher.take(), ToClient(session, rejected)]
-        self.delivery.send(outgoing)
-
     def _receive_reports(self, peer: Peer, frames: Sequence[Frame]) -> None:
         reports, payloads = self._reports.decode(frames)
         remaining = iter(payloads)
         for report in reports:
             payload = next(remaining) if type(report) in PAYLOAD_RECORDS else None
             if isinstance(report, Activity):
-                self._note_activity(peer, report)
+                self.activity.note(peer, report)
             elif not self._use_report(peer, report, payload):
                 break
             if isinstance(report, Goodbye):
-                self._forget(peer)
+                self.departures.forget(peer)
                 break  # nothing that a worker says after it is used
-        for client in list(self._held.values()):  # a progress report may let queued instructions proceed
-            self._proceed(client)
+        self.client_messages.proceed_all()
         self._handshakes.welcome_waiting()
 
     def _use_report(self, peer: Peer, report: Report, payload: Payload | None) -> bool:
@@ -448,56 +327,11 @@ class Server:
                 self.refusals.note("report", f"worker {peer.ident}", f"{kind} of worker {peer.ident}: {error}")
             else:
                 log.exception("%s of worker %d cannot be used", kind, peer.ident)
-            self._dismiss(peer, f"was dismissed: its {kind} cannot be used ({type(error).__name__}: {error})")
+            self.departures.dismiss(peer, f"was dismissed: its {kind} cannot be used ({type(error).__name__}: {error})")
             return False
         return True
 
-    def _note_activity(self, peer: Peer, activity: Activity) -> None:
-        """A worker of another machine says what it does. Those of this machine show it in shared memory."""
-        if len(activity.words) != worker_progress.LENGTH:
-            raise ProtocolError(f"{len(activity.words)} words do not say what a worker does")
-        if not peer.is_of_this_machine:
-            words = list(activity.words)
-            words[worker_progress.SINCE] = time.monotonic_ns() - words[worker_progress.SINCE]
-            peer.progress = tuple(words)
-
-    def _explain_waits(self) -> None:
-        """Tell waiting clients which workers they wait for, and the current op of each."""
-        for session, workers in self.dispatcher.waits().items():
-            peer = self.peers.client(session)
-            if peer is not None and peer.lost:
-                continue
-            with internal_errors_logged(f"telling client {session} for whom it waits"):
-                described = [self._describe(worker) for worker in sorted(workers) if worker in self.peers.workers]
-                self.delivery.send([ToClient(session, Waiting(f"for {', '.join(described)}"))])
-
-    def _describe(self, worker: int) -> str:
-        peer = self.peers.by_identity[self.peers.workers[worker]]
-        op_id, site_id = peer.progress[:2]
-        is_at = "was stopped at" if peer.is_of_this_machine and is_stopped(peer.hello.pid) else "is at"
-        where = "" if peer.is_of_this_machine else f" on {peer.hello.hostname or 'another machine'}"
-        return f"worker {worker}{where}, which {is_at} {self.dispatcher.describe_op(op_id, site_id) or 'its start'}"
-
-    def _describe_state(self, worker: int) -> str:
-        """The state of a worker that is ready, for `gt.workers()`."""
-        identity = self.peers.workers.get(worker)
-        if identity is None:
-            return "ready"
-        peer = self.peers.by_identity[identity]
-        self._note_silence(peer)
-        if self._is_long(peer.silence):
-            return f"silent for {peer.silence:.0f} s"
-        if peer.is_of_this_machine and is_stopped(peer.hello.pid):
-            return "stopped"
-        lasts = time.monotonic_ns() - peer.progress[worker_progress.SINCE]
-        is_busy = peer.progress[worker_progress.STATE] != worker_progress.IDLE and lasts > BUSY_NANOSECONDS
-        return "busy" if is_busy else "ready"
-
-    def _is_long(self, silence: float) -> bool:
-        """Whether heartbeats were not answered. They are sent four times within the limit."""
-        return 0 < self._silence / 2 < silence
-
-    # Peers that leave
+    # Checks
 
     def _check_all(self, now: float) -> None:
         """Check the processes and connections of all peers."""
@@ -507,124 +341,20 @@ class Server:
         for identity in self._pending_connections.take_due(now):
             self._router.drop(identity)
         for identity in self._router.take_lost():
-            self._note_connection_end(identity)
+            self._handshakes.forget(identity)
+            self.departures.note_connection_end(identity)
         with internal_errors_logged("failures that were deferred until this check"):
             self.delivery.send(self.dispatcher.note_process_check())
-
-    def _note_connection_end(self, identity: bytes) -> None:
-        """A worker is given up at the next check, after its earlier messages were read; a client after its lease."""
-        self._handshakes.forget(identity)
-        self._pending_connections.forget(identity)
-        peer = self.peers.by_identity.get(identity)
-        if peer is None or peer.lost:
-            return
-        peer.lost = True
-        if peer.is_client:
-            cause = f"its connection was closed, or silent for {self._silence:g} s (GT_HEARTBEAT_TIMEOUT)"
-            self._leases.begin(peer, time.monotonic(), cause)
 
     def _check(self, peer: Peer) -> None:
         """Give up a peer that has gone without a Goodbye."""
         if peer.is_of_this_machine and not is_running(peer.hello.pid, peer.start_time):
-            self._reap(peer)
+            self.departures.reap(peer)
         elif peer.is_client and time.monotonic() >= peer.kept_until:
-            self._give_up_client(peer, self._leases.describe_end(peer, self.dispatcher.state))
+            self.departures.give_up_lease(peer)
         elif peer.is_client:
-            self._check_backpressure(peer)
+            self.client_messages.check_backpressure(peer)
         elif peer.lost:
-            self._give_up_worker(peer)
+            self.departures.give_up_worker(peer)
         elif not peer.is_of_this_machine:
-            self._note_silence(peer)
-
-    def _note_silence(self, peer: Peer) -> None:
-        silence = None if peer.is_of_this_machine else self._router.silence_of(self.peers.workers[peer.ident])
-        if silence is not None:
-            peer.silence = silence
-
-    def _check_backpressure(self, peer: Peer) -> None:
-        try:
-            peer.backpressure.require_taken()
-            peer.stream.require_acknowledged()
-        except ProtocolError as error:
-            self._note_refusal(self.peers.clients[peer.ident], error)
-            self._give_up_client(peer, f"was ended: {error}")
-            return
-        self._proceed(peer)
-
-    def _reap(self, peer: Peer) -> None:
-        """The process of a peer has ended."""
-        self._forget(peer)
-        with internal_errors_logged("the removal of shared memory"):
-            if not start_mark(peer.hello.pid):  # no new process has its pid
-                shared_memory.sweep(peer.hello.pid)
-        if peer.is_client:
-            self._end_session(peer)
-        else:
-            self._lose_worker(peer, "has ended without a goodbye (killed, or crashed)")
-
-    def _give_up_worker(self, peer: Peer) -> None:
-        """A stopped worker is killed, because others may be in the middle of an exchange with it. Any other worker
-        notices that its connection has ended and joins again."""
-        reason = f"is gone: its connection was closed, or silent for {self._silence:g} s (GT_HEARTBEAT_TIMEOUT)"
-        if peer.is_of_this_machine and is_stopped(peer.hello.pid):
-            reason = f"was stopped for {self._silence:g} s (GT_HEARTBEAT_TIMEOUT), and ended for that"
-            self.ended.add(peer.hello.pid)
-            with internal_errors_logged(f"the end of worker {peer.ident}"):
-                os.kill(peer.hello.pid, signal.SIGKILL)
-        elif not peer.is_of_this_machine:
-            reason = "is gone: its connection was closed (it was killed, or has crashed)"
-            if self._is_long(peer.silence):
-                reason = (
-                    f"was silent for {self._silence:g} s (GT_HEARTBEAT_TIMEOUT): its machine or network is down, or it "
-                    f"was stopped"
-                )
-        self._forget(peer)
-        self._lose_worker(peer, reason)
-
-    def _give_up_client(self, peer: Peer, reason: str, kind: type[Refused] | type[SessionEnded] = Refused) -> None:
-        log.warning("client %d (%s) %s", peer.ident, peer.process, reason)
-        identity = self.peers.clients[peer.ident]
-        with internal_errors_logged("a refusal"):
-            self.delivery.send_last(identity, kind(f"the session {reason} (server: GT {__version__})"))
-        self._leases.note_ended(peer, reason)
-        self._forget(peer)
-        if not peer.lost:
-            self._pending_connections.close_soon(identity, time.monotonic())
-        self._end_session(peer)
-
-    def _dismiss(self, peer: Peer, reason: str) -> None:
-        """Ask an unreliable worker to end, and treat it as lost."""
-        identity = self.peers.workers[peer.ident]
-        self.delivery.send_to(identity, [WorkerShutdown()])
-        self._forget(peer)
-        self._pending_connections.close_soon(identity, time.monotonic())
-        self._lose_worker(peer, reason)
-
-    def _forget(self, peer: Peer) -> None:
-        self.peers.remove(peer)
-        if peer.is_client:
-            self._held.pop(peer.ident, None)
-        log.info("%s %d has left", peer.hello.role, peer.ident)
-
-    def _end_session(self, peer: Peer) -> None:
-        with internal_errors_logged(f"the end of client {peer.ident}"):
-            self.delivery.send(self.dispatcher.end_session(peer.ident))
-
-    def _lose_worker(self, peer: Peer, reason: str) -> None:
-        if not peer.is_of_this_machine:
-            reason = f"on {peer.hello.hostname or 'another machine'} {reason}"
-        try:
-            last = self.dispatcher.describe_op(*peer.progress[:2])
-            log.warning("worker %d (pid %d) %s; its last op was %s", peer.ident, peer.hello.pid, reason, last or "none")
-            self.delivery.send(self.dispatcher.lose_worker(peer.ident, reason, last))
-        except Exception:  # an internal error: the other peers are served
-            log.exception("the loss of worker %d could not be dealt with", peer.ident)
-            with internal_errors_logged("the messages about a lost worker"):
-                self.delivery.send(self.dispatcher.take())
-
-
-def _require_own_buffer(peer: Peer, name: str) -> None:
-    if name:
-        shared_memory.require_name(name)
-    if name and not shared_memory.is_made_with(name, peer.session_secret):
-        raise ProtocolError(f"shared buffer {name} is not one of session {peer.ident}", "foreign")
+            self.activity.note_silence(peer)

@@ -89,7 +89,7 @@ class HostedDispatcherChannel:
             self._require_open()
             while self._server.turn(waits=False):  # so that it plans with all reports that have arrived
                 pass
-            self._server.instruct(self._session, packed, payloads)
+            self._server.client_messages.instruct(self._session, packed, payloads)
             self._waiting.wake()
 
     def with_dispatcher(self, act: Callable[[Dispatcher], Sequence[Outgoing]]) -> None:
@@ -130,7 +130,7 @@ class HostedDispatcherChannel:
             raise SessionError(CLOSED)
 
     def how_it_ended(self, pid: int) -> str:
-        return "" if pid in self._server.ended else self._processes.ending(pid)
+        return "" if pid in self._server.departures.killed else self._processes.ending(pid)
 
     def close(self) -> None:
         with self._lock:

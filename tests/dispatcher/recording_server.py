@@ -2,13 +2,13 @@
 
 import os
 
-from gt.core.messages import Answer, Command, Hello, Refused, Waiting, Welcome
+from gt.core.messages import Answer, Command, Hello, Refused, SessionEnded, Waiting, Welcome
 from gt.dispatcher.server import Server
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode
 from gt.wire.process_identity import this_host
 
-EVERYTHING = Decoder(Command | Answer | Welcome | Refused | Waiting)
+EVERYTHING = Decoder(Command | Answer | Welcome | Refused | SessionEnded | Waiting)
 
 
 class RecordingServer(Server):
@@ -34,7 +34,7 @@ class RecordingServer(Server):
         self._receive(identity, frames)
 
     def lose_peer(self, identity):
-        self._reap(self.peers.by_identity[identity])
+        self.departures.reap(self.peers.by_identity[identity])
 
 
 def hello(role, **fields):

@@ -15,6 +15,7 @@ from gt.core.messages import (
     CreateTensor,
     DefineOp,
     DefineSite,
+    EndSession,
     Failed,
     FetchTensor,
     Goodbye,
@@ -28,6 +29,7 @@ from gt.core.messages import (
     Refused,
     Rejected,
     RunOp,
+    SessionEnded,
     Synchronize,
     Synchronized,
     Welcome,
@@ -228,10 +230,11 @@ def test_a_planted_file_of_a_dead_process_does_not_end_the_server(server, monkey
     )
 
 
-@pytest.mark.parametrize("timer", ["_check", "_explain_waits", "_describe"])
+@pytest.mark.parametrize("timer", ["_check", "activity.explain_waits", "activity.describe"])
 def test_an_error_of_gt_in_a_timer_does_not_end_the_server(server, monkeypatch, caplog, timer):
     server.hear(b"client", Synchronize(own(9)))
-    monkeypatch.setattr(server, timer, fail)
+    owner, _, name = timer.rpartition(".")
+    monkeypatch.setattr(getattr(server, owner) if owner else server, name, fail)
     server._next_check = server._next_notice = 0.0
     server.turn(waits=False)
     assert "ZeroDivisionError: of ours" in caplog.text
@@ -320,3 +323,9 @@ def test_junk_does_not_end_the_server(server, junk, who):
         peer.malformed_messages = 0
     body = msgspec.msgpack.encode(junk)
     server.receive_frames(who, [header_of(body) + body])
+
+
+def test_a_client_that_ends_its_own_session_is_told_so(server, caplog):
+    told = server.hear(b"client", EndSession(own(9), 1, "enough"), Synchronize(own(10)))
+    assert [type(message) for message in told] == [SessionEnded] and "enough" in told[0].reason
+    assert set(server.peers.by_identity) == {b"worker"} and "Traceback" not in caplog.text

@@ -52,8 +52,8 @@ def test_the_session_is_welcomed_as_a_client_is(server):
 
 def test_answers_are_handed_over_and_not_sent(server):
     server.sent.clear()
-    server.instruct(1, [CreateTensor(own(1), SMALL, INLINE, None, 0)], [[bytes(16)]])
-    server.instruct(1, [LocateTensor(own(2), own(1)), Synchronize(own(3))], [])
+    server.client_messages.instruct(1, [CreateTensor(own(1), SMALL, INLINE, None, 0)], [[bytes(16)]])
+    server.client_messages.instruct(1, [LocateTensor(own(2), own(1)), Synchronize(own(3))], [])
     assert [to for to, _ in server.sent] == [b"worker", b"worker"]
     server.hear(b"worker", Synchronized(own(3)))
     assert [type(answer).__name__ for answer, _ in server.heard] == ["Located", "Synchronized"]
@@ -61,8 +61,8 @@ def test_answers_are_handed_over_and_not_sent(server):
 
 
 def test_the_bytes_of_an_answer_are_handed_over(server):
-    server.instruct(1, [CreateTensor(own(1), SMALL, INLINE, None, 0)], [[bytes(16)]])
-    server.instruct(1, [FetchTensor(own(2), own(1))], [])
+    server.client_messages.instruct(1, [CreateTensor(own(1), SMALL, INLINE, None, 0)], [[bytes(16)]])
+    server.client_messages.instruct(1, [FetchTensor(own(2), own(1))], [])
     server.hear(b"worker", Fetched(own(2), ByteRange("", 16)), payloads=[[bytes(range(16))]])
     ((answer, carried),) = server.heard
     assert Payloads(None).unpack(answer, carried) == Received(answer, [bytes(range(16))])
@@ -76,20 +76,20 @@ def test_other_clients_can_join_and_get_their_own_answers(server):
 
 
 def test_the_session_gets_the_reason_of_a_wait(server):
-    server.instruct(1, [Synchronize(own(1))], [])
-    server._explain_waits()
+    server.client_messages.instruct(1, [Synchronize(own(1))], [])
+    server.activity.explain_waits()
     assert [answer for answer, _ in server.heard] == [Waiting("for worker 0, which is at its start")]
 
 
 def test_a_lost_worker_is_told_to_the_session(server):
-    server.instruct(1, [Synchronize(own(1))], [])
+    server.client_messages.instruct(1, [Synchronize(own(1))], [])
     server.lose_peer(b"worker")
     assert {answer.request for answer, _ in server.heard if isinstance(answer, Lost)} == {own(1), 0}
 
 
 def test_an_error_of_gt_is_an_error_of_the_session(server, monkeypatch):
     monkeypatch.setattr(server.dispatcher, "instruct", lambda *_: 1 / 0)
-    server.instruct(1, [Synchronize(own(1))], [])
+    server.client_messages.instruct(1, [Synchronize(own(1))], [])
     assert server.heard == [(Rejected(0, "a mistake of GT: ZeroDivisionError: division by zero"), ())]
 
 

@@ -1,0 +1,182 @@
+"""Messages of clients: checked, queued by the backpressure of their session, and passed to the dispatcher."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, MutableSequence, Sequence
+from typing import Any
+
+import msgspec
+
+from gt.core.errors import ProtocolError
+from gt.core.messages import (
+    AckBytes,
+    AckMessages,
+    AckRead,
+    ByteRange,
+    CreateTensor,
+    EndSession,
+    FetchTensor,
+    Goodbye,
+    Instruction,
+    ReadSessions,
+    Rejected,
+    SessionEnded,
+    SessionsRead,
+    Uploaded,
+)
+from gt.dispatcher.delivery import Delivery
+from gt.dispatcher.departures import Departures
+from gt.dispatcher.dispatcher import Dispatcher
+from gt.dispatcher.message_queue import Outgoing, ToClient
+from gt.dispatcher.ownership import require_ownership
+from gt.dispatcher.peers import Peer, PeerTable
+from gt.dispatcher.session_administration import SessionAdministration
+from gt.wire import shared_memory
+from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, Payload
+from gt.wire.process_identity import host_name
+
+log = logging.getLogger("gt.dispatcher")
+
+
+class ClientMessages:
+    """While the server `is_draining`, only what frees memory or ends a session is carried out: new work would never be
+    done."""
+
+    def __init__(self, dispatcher: Dispatcher, peers: PeerTable, delivery: Delivery, departures: Departures) -> None:
+        self._dispatcher = dispatcher
+        self._peers = peers
+        self._delivery = delivery
+        self._departures = departures
+        self._administration = SessionAdministration(dispatcher, peers)
+        self._buffers = shared_memory.AttachedBuffers()
+        self._decoder: Decoder[Instruction | AckRead | AckBytes | AckMessages | ReadSessions | EndSession] = Decoder(
+            Instruction | AckRead | AckBytes | AckMessages | ReadSessions | EndSession, MAX_INSTRUCTIONS
+        )
+        self.is_draining = False
+
+    def receive(self, peer: Peer, frames: Sequence[Frame]) -> None:
+        batch, payloads = self._decoder.decode(frames)
+        if self.is_draining:
+            batch, payloads = [each for each in batch if isinstance(each, AckRead | AckBytes | Goodbye)], []
+        instructions: list[Instruction] = []
+        uploads = 0
+        for instruction in batch:
+            if isinstance(instruction, AckMessages):
+                continue  # its header was read
+            require_ownership(peer.ident, instruction)
+            if isinstance(instruction, AckRead):
+                peer.backpressure.acknowledge(instruction.request)
+                continue
+            if isinstance(instruction, AckBytes):
+                peer.backpressure.note_taken(instruction.nbytes)
+                continue
+            if isinstance(instruction, ReadSessions | EndSession):
+                self._administer(peer, instruction)
+                if peer.ident not in self._peers.clients:
+                    return  # it has ended its own session
+                continue
+            if isinstance(instruction, CreateTensor):
+                _require_own_buffer(peer, instruction.byte_range.name)
+                instruction = self._passed_on(peer, instruction, uploads, payloads)
+                uploads += 1
+            elif isinstance(instruction, FetchTensor) and instruction.place is not None:
+                _require_own_buffer(peer, instruction.place.name)
+            instructions.append(instruction)
+        if any(type(instruction) is Goodbye for instruction in instructions):
+            self.instruct(peer.ident, [Goodbye()], (), self._dispatcher.submit)
+            self._departures.forget(peer)
+            return
+        try:
+            peer.backpressure.queue(instructions, payloads)
+        except ProtocolError as error:
+            self._departures.give_up_over_limit(peer, error)
+            return
+        self.proceed(peer)
+
+    def _administer(self, peer: Peer, request: ReadSessions | EndSession) -> None:
+        """List the sessions, or end one."""
+        sessions = self._administration.list_for(peer)
+        answer: SessionsRead | Rejected = SessionsRead(request.request, sessions)
+        if isinstance(request, EndSession):
+            found = self._administration.find(peer, request.session)
+            if isinstance(found, str):
+                answer = Rejected(request.request, found)
+            else:
+                listed = tuple([each for each in sessions if each.session == request.session])
+                answer = SessionsRead(request.request, listed)
+                who = f"{peer.key or 'a client'} ({peer.process} on {peer.hello.hostname or host_name()})"
+                why = f": {request.reason}" if request.reason else ""
+                reason = f"was ended by {who}{why}; its tensors are freed"
+                self._departures.give_up_client(found, reason, SessionEnded)
+        identity = self._peers.clients.get(peer.ident)
+        if identity is not None:
+            self._delivery.send_to(identity, [answer])
+
+    def _passed_on(
+        self, peer: Peer, create: CreateTensor, number: int, payloads: MutableSequence[Payload]
+    ) -> CreateTensor:
+        """An upload in shared memory, if there are workers that do not share it: its bytes go with the messages, as the
+        payload with a number."""
+        byte_range = create.byte_range
+        workers = self._dispatcher.state.workers.values()
+        if not byte_range.name or all(worker.info.host == peer.hello.host for worker in workers):
+            return create
+        payloads[number] = [bytes(self._buffers.view(byte_range.name, byte_range.offset, byte_range.nbytes))]
+        self._delivery.send_to(self._peers.clients[peer.ident], [Uploaded(create.id)])
+        return msgspec.structs.replace(create, byte_range=ByteRange("", byte_range.nbytes))
+
+    def check_backpressure(self, peer: Peer) -> None:
+        """Give up a client that takes no answers, and proceed with the instructions of any other."""
+        try:
+            peer.backpressure.require_taken()
+            peer.stream.require_acknowledged()
+        except ProtocolError as error:
+            self._departures.give_up_over_limit(peer, error)
+            return
+        self.proceed(peer)
+
+    def proceed_all(self) -> None:
+        """A progress report may let queued instructions proceed."""
+        for client in list(self._peers.held.values()):
+            self.proceed(client)
+
+    def proceed(self, peer: Peer) -> None:
+        """Carry out the instructions of a session as far as its backpressure allows. The size of a read is known only
+        after the instructions before it."""
+        backpressure, state = peer.backpressure, self._dispatcher.state
+        self._peers.held[peer.ident] = peer
+        while peer.ident in state.sessions and not self._dispatcher.is_waiting(peer.ident):
+            if backpressure.asked is not None and backpressure.asked.request in state.pending:
+                reads = state.pending[backpressure.asked.request].reads
+                backpressure.begin(backpressure.asked.request, sum(max(read.nbytes, 0) for read in reads))
+            batch_slice = backpressure.next()
+            backpressure.asked = batch_slice.read if batch_slice is not None else None
+            if batch_slice is None:
+                break
+            self.instruct(peer.ident, batch_slice.instructions, batch_slice.payloads, self._dispatcher.submit)
+        if peer.ident not in state.sessions or backpressure.is_empty:
+            self._peers.held.pop(peer.ident, None)
+
+    def instruct(
+        self,
+        session: int,
+        batch: Sequence[Instruction],
+        payloads: Sequence[Payload],
+        carry_out: Callable[[int, Any, Any], list[Outgoing]] | None = None,
+    ) -> None:
+        """`carry_out` is `Dispatcher.submit` for clients that share the workers; `Dispatcher.instruct` by default."""
+        try:
+            outgoing = (carry_out or self._dispatcher.instruct)(session, batch, payloads)  # type: ignore[arg-type]
+        except Exception as error:  # an internal error: the other clients are served
+            log.exception("an instruction of client %d failed", session)
+            rejected = Rejected(0, f"a mistake of GT: {type(error).__name__}: {error}")
+            outgoing = [*self._dispatcher.take(), ToClient(session, rejected)]
+        self._delivery.send(outgoing)
+
+
+def _require_own_buffer(peer: Peer, name: str) -> None:
+    if name:
+        shared_memory.require_name(name)
+    if name and not shared_memory.is_made_with(name, peer.session_secret):
+        raise ProtocolError(f"shared buffer {name} is not one of session {peer.ident}", "foreign")
