@@ -235,12 +235,12 @@ def test_frames_of_a_worker(harness):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_a_hundred_thousand_frames_of_a_client(harness):
     run(harness, 100_000, CLIENT_KINDS, send_as_client, 3)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_thousands_of_frames_of_a_worker(harness):
     run(harness, 3_000, WORKER_KINDS, send_as_worker, 2)
