@@ -43,6 +43,8 @@ class OpInstructions:
         tensors = state.tensors
         policy = state.policy(session, op.scope) if op.scope else None
         writes = record.signature.writes
+        if writes and len(inputs) != record.input_count:  # an op that writes nothing is checked when it is planned
+            record.require_fit(inputs, outputs)
         if writes and session.halted is not None:
             _require_no_old_write(session, [inputs[position] for position in writes])
         if writes and state.shared:

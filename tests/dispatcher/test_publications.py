@@ -199,3 +199,12 @@ def test_a_tensor_that_is_placed_anew_shares_nothing():
     publish(harness)
     harness.tell(PlaceTensor(A, over("-", PAIR).record(), 0))
     assert A not in harness.state.shared
+
+
+@pytest.mark.parametrize("inputs", [(), (A, A, A)], ids=["too few", "too many"])
+def test_a_write_with_another_number_of_inputs_is_refused(inputs, caplog):
+    harness = publishing()
+    publish(harness)
+    harness.define(OP, ADD_)
+    (answer,) = answers(harness.tell(run(OP, inputs, (C,))))
+    assert "aten.add_.Tensor takes 2 tensors and gives 1" in answer.reason and "Traceback" not in caplog.text
