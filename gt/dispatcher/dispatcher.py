@@ -149,6 +149,7 @@ class Dispatcher:
         self._recent_messages.pop(session.ident, None)
 
     def _read_story(self, session: SessionRecord, read: ReadStory, _: Buffer | None) -> None:
+        self.state.require_new_request(read.request)
         commands = self._recent_messages[session.ident].commands(session)
         failures = self.failures.by_origin(session.ident)
         self._outgoing.answer(session.ident, tell_story(self.state, session, commands, failures, read))

@@ -53,7 +53,7 @@ from gt.core.messages import (
     WorkersRead,
 )
 from gt.core.meta import ITEM_BYTES
-from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoWorkers
+from gt.dispatcher.errors import InvalidInstruction, NoWorkers
 from gt.dispatcher.gradient_buckets import GradientBuckets
 from gt.dispatcher.message_queue import MessageQueue, split_bytes
 from gt.dispatcher.module_gathers import ModuleGathers
@@ -208,15 +208,13 @@ class Instructions:
         self._outgoing.free(self._state.drop_copies(drop.ids))
 
     def _locate(self, session: SessionRecord, locate: LocateTensor, _: Buffer | None) -> None:
-        if locate.request in self._state.pending:
-            raise IdInUse("request", locate.request)
+        self._state.require_new_request(locate.request)
         copies = tuple([spec.record() for spec in self._state.copies.get(locate.id, ())])
         layout = self._state.tensor(locate.id).spec.record()
         self._outgoing.answer(session.ident, Located(locate.request, layout, copies))
 
     def _read_workers(self, session: SessionRecord, read: ReadWorkers, _: Buffer | None) -> None:
-        if read.request in self._state.pending:
-            raise IdInUse("request", read.request)
+        self._state.require_new_request(read.request)
         held = self._state.bytes_by_worker()
         listed = [
             ListedWorker(

@@ -21,7 +21,6 @@ from gt.core.messages import (
     WorkerShareTensor,
     WorkerUnshareTensor,
 )
-from gt.dispatcher.errors import IdInUse
 from gt.dispatcher.gradient_buckets import GradientBuckets
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.redistribution import Redistributor
@@ -46,7 +45,7 @@ class Publications(NamedTuple):
         """Let other sessions subscribe to the present value of a tensor. A name that sessions of the same key have
         published before names the new value from now on."""
         state, known = self.state, self.state.published.get(publish.name)
-        self._require_new_request(publish.request)
+        self.state.require_new_request(publish.request)
         if known is not None and state.sessions[known.session].key != session.key:
             self._refuse(session, publish.request, f"{publish.name!r} is published by sessions of another key")
             return
@@ -66,7 +65,7 @@ class Publications(NamedTuple):
         self.outgoing.answer(session.ident, Published(publish.request))
 
     def unpublish(self, session: SessionRecord, unpublish: UnpublishTensor, _: Buffer | None) -> None:
-        self._require_new_request(unpublish.request)
+        self.state.require_new_request(unpublish.request)
         known = self.state.published.get(unpublish.name)
         if known is None or self.state.sessions[known.session].key != session.key:
             self._refuse(session, unpublish.request, self._describe_names(session, unpublish.name))
@@ -77,7 +76,7 @@ class Publications(NamedTuple):
     def subscribe(self, session: SessionRecord, subscribe: SubscribeTensor, _: Buffer | None) -> None:
         """Give a session a tensor with the memory of a published one."""
         state, known = self.state, self.state.published.get(subscribe.name)
-        self._require_new_request(subscribe.request)
+        self.state.require_new_request(subscribe.request)
         state.require_new((subscribe.id,))
         if known is None or not self._may_see(session, known):
             self._refuse(session, subscribe.request, self._describe_names(session, subscribe.name))
@@ -113,10 +112,6 @@ class Publications(NamedTuple):
         seen = [known for known, published in self.state.published.items() if self._may_see(session, published)]
         there = nearest(name, seen) if seen else "nothing is published for this session"
         return f"{name!r} is not published for this session; {there}"
-
-    def _require_new_request(self, request: int) -> None:
-        if request in self.state.pending:
-            raise IdInUse("request", request)
 
     def _refuse(self, session: SessionRecord, request: int, reason: str) -> None:
         self.outgoing.answer(session.ident, NotPublished(request, reason))

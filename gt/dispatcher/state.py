@@ -388,9 +388,13 @@ class State(TensorLosses):
 
     # Requests
 
-    def add_request(self, request: int, pending: PendingRequest) -> None:
+    def require_new_request(self, request: int) -> None:
+        """Raises IdInUse for the id of a request that was not answered yet."""
         if request in self.pending:
             raise IdInUse("request", request)
+
+    def add_request(self, request: int, pending: PendingRequest) -> None:
+        self.require_new_request(request)
         self.undo.put(self.pending, request, pending)
         if pending.written:
             self.undo.add(self.may_resize, [ident for ident, _ in pending.written])

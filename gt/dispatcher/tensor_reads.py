@@ -61,6 +61,7 @@ class TensorReads:
             workers, layout = [part.workers[0] for part in parts], spec
         place, offset = fetch.place, 0
         if place is not None and sum(sizes) > place.nbytes:
+            self._state.require_new_request(fetch.request)
             self._outgoing.answer(session.ident, MoreRoomNeeded(fetch.request, sum(sizes)))
             return
         reads: list[ReadPart] = []

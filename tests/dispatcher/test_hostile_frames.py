@@ -25,6 +25,7 @@ from tests.records import INLINE, SMALL, own
 from tests.subprocesses import running, server_keys, start
 
 PER_EXAMPLE = 25  # frames
+SILENCE = 60  # seconds, on a machine that does other things
 SECRET = bytes(range(16))
 
 
@@ -58,12 +59,13 @@ class Harness:
 
     def __init__(self, stack):
         keys, members = make_keys()
-        self.server = Server("tcp://127.0.0.1:*", keys=keys, silence=60)
+        self.server = Server("tcp://127.0.0.1:*", keys=keys, silence=SILENCE)
         stack.callback(self.server.close)
         write_keys(server_keys(), self.server.endpoint, members)
         stack.callback(remove_keys, server_keys(), self.server.endpoint, members)
         self.port = int(self.server.endpoint.rpartition(":")[2])
-        self.workers = [start("-m", "gt.worker", "-p", str(self.port), "--threads", "1") for _ in range(2)]
+        command = ("-m", "gt.worker", "-p", str(self.port), "--threads", "1")
+        self.workers = [start(*command, GT_HEARTBEAT_TIMEOUT=str(SILENCE)) for _ in range(2)]
         stack.enter_context(running(*self.workers))
         self.until(lambda: len(self.server.dispatcher.ready_workers()) == 2)
         self.bystander = Bystander(self, stack.enter_context(member(self.port)))
@@ -127,6 +129,7 @@ def harness():
     """A session may send any number of malformed messages: others would be ignored after them."""
     with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("gt.dispatcher.server.MAX_MALFORMED", 1 << 30)
+        monkeypatch.setattr("gt.dispatcher.server.TICK_MS", 10)  # between checks for connections that have ended
         yield Harness(stack)
 
 

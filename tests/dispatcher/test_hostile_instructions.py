@@ -12,6 +12,7 @@ from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS, session_of
 from gt.core.messages import (
     BeginModule,
+    BeginStep,
     BetweenOps,
     CreateTensor,
     DefineOp,
@@ -19,6 +20,7 @@ from gt.core.messages import (
     DefineSegment,
     DefineSite,
     DropCopies,
+    EndStep,
     Failed,
     Fetched,
     FetchTensor,
@@ -30,19 +32,28 @@ from gt.core.messages import (
     NoteGradient,
     OpFailed,
     PlaceTensor,
+    PublishTensor,
     Queried,
     QueryOp,
+    ReadMemory,
+    ReadNonFinite,
+    ReadStats,
+    ReadStory,
     ReadTimeline,
     ReadTraffic,
+    ReadVersions,
+    ReadWorkers,
     Redistribute,
     Rejected,
     RunOp,
     RunSegment,
     StoreReady,
+    SubscribeTensor,
     Synchronize,
     Synchronized,
     TimelineReport,
     Traffic,
+    UnpublishTensor,
 )
 from gt.core.signatures import MeshRecord, PolicyRecord, SpecRecord
 from gt.dispatcher.dispatcher import Dispatcher
@@ -259,6 +270,7 @@ POLICIES = st.builds(PolicyRecord, MESHES, lead=DIMS, tail=DIMS, places=st.boole
 SIGNATURES = st.sampled_from(
     [ZEROS, ADD, ADD_, NONZERO, RESIZE_, RICH, signature("aten.x", 2, (SMALL,), writes=(1, 0))]
 )
+NAMES = st.sampled_from(["weights", "x"])
 FIRSTS = st.sampled_from([own(FIRST_QUERY_ID), own(FIRST_QUERY_ID + MAX_RESULTS), own(FIRST_QUERY_ID + 1)])
 
 SEGMENTS = st.sampled_from([own(110), own(111), OP])
@@ -304,6 +316,17 @@ INSTRUCTIONS = st.one_of(
     st.builds(ForgetOps, st.lists(CODES, max_size=2).map(tuple)),
     st.builds(DefineSite, st.just(1), st.just("train.py"), st.just(3), st.just("")),
     st.builds(DefineScope, st.sampled_from([1, 2]), st.just("s"), POLICIES),
+    st.builds(PublishTensor, ASKS, IDS, NAMES, st.sampled_from([(), ("*",)])),
+    st.builds(UnpublishTensor, ASKS, NAMES),
+    st.builds(SubscribeTensor, ASKS, IDS, NAMES),
+    st.builds(BeginStep, IDS, SOME, SOME, st.just(0)),
+    st.builds(EndStep, IDS),
+    st.builds(ReadVersions, ASKS, SOME),
+    st.builds(ReadStory, ASKS, IDS),
+    st.builds(ReadWorkers, ASKS),
+    st.builds(ReadStats, ASKS),
+    st.builds(ReadMemory, ASKS, st.booleans()),
+    st.builds(ReadNonFinite, ASKS, st.booleans(), st.booleans()),
     st.just(Goodbye()),
 )
 REPORTS = st.one_of(
