@@ -282,6 +282,8 @@ class Server:
         """Disconnect a peer after MAX_MALFORMED malformed messages."""
         if peer is None:
             self._pending_connections.note_malformed_message(identity, time.monotonic())
+            if identity in self._pending_connections.leaving:
+                self._handshakes.forget(identity)
             return
         peer.malformed_messages += 1
         if peer.malformed_messages < MAX_MALFORMED:
@@ -293,6 +295,8 @@ class Server:
 
     def _greet(self, identity: bytes, frames: Sequence[Frame]) -> None:
         (hello, *_), _ = self._hellos.decode(frames)
+        if self._handshakes.is_waiting(identity):
+            raise ProtocolError(f"a client that waits for workers has sent another {type(hello).__name__}")
         if isinstance(hello, Resume):
             self._resume(identity, hello)
             return

@@ -15,6 +15,7 @@ from gt.core.messages import (
     CreateTensor,
     DefineOp,
     DefineSite,
+    EndSession,
     Failed,
     FetchTensor,
     Goodbye,
@@ -24,18 +25,23 @@ from gt.core.messages import (
     OpFailed,
     Queried,
     QueryOp,
+    ReadSessions,
     Redistribute,
     Refused,
     Rejected,
+    Resume,
     RunOp,
+    SessionsRead,
     Synchronize,
     Synchronized,
+    Waiting,
     Welcome,
     WorkerCreateTensor,
     WorkerShutdown,
 )
 from gt.core.signatures import SpecRecord
 from gt.dispatcher.message_queue import ToWorkers
+from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.codec import Decoder, encode, header_of, join
 from tests.dispatcher.recording_server import RecordingServer, hello
@@ -49,6 +55,13 @@ def server():
     server.hear(b"worker", hello("worker"))
     (welcome,) = server.hear(b"client", hello("client"))
     assert isinstance(welcome, Welcome) and welcome.ident == 1
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server_without_workers():
+    server = RecordingServer()
     yield server
     server.close()
 
@@ -131,6 +144,42 @@ def test_an_error_of_gt_is_told_to_its_client_only(server, monkeypatch, caplog):
     assert "RunOp of client 1 failed" in caplog.text and "Traceback" in caplog.text
     assert server.hear(b"client", FetchTensor(own(5), own(3))) == [Failed(own(5), answer.failure)]
     assert server.hear(b"client", LocateTensor(own(4), own(1))) == [Located(own(4), at(0).record())]
+
+
+SECOND_MESSAGES = {
+    "a worker": hello("worker"),
+    "a client": hello("client"),
+    "the client of a session": Resume(__version__, "server", 1, "token", 0),
+}
+
+
+@pytest.mark.parametrize("second", SECOND_MESSAGES.values(), ids=SECOND_MESSAGES.keys())
+def test_a_connection_of_a_waiting_client_belongs_to_nobody_else(server_without_workers, second):
+    server = server_without_workers
+    (waiting,) = server.hear(b"waiting", hello("client"))
+    assert isinstance(waiting, Waiting)
+    (refused,) = server.hear(b"waiting", second)
+    assert isinstance(refused, Refused) and "another" in refused.reason
+    server.hear(b"worker", hello("worker"))
+    assert {name: peer.hello.role for name, peer in server.peers.by_identity.items()} == {
+        b"worker": "worker",
+        b"waiting": "client",
+    }
+
+
+def test_a_waiting_client_that_sends_noise_is_not_welcomed(server_without_workers):
+    server = server_without_workers
+    server.hear(b"waiting", hello("client"))
+    for _ in range(3):
+        server.receive_frames(b"waiting", NOISE)
+    server.hear(b"worker", hello("worker"))
+    assert set(server.peers.by_identity) == {b"worker"}
+
+
+def test_a_client_is_refused_the_end_of_its_own_session(server, caplog):
+    (answer,) = server.hear(b"client", EndSession(own(1), 1))
+    assert isinstance(answer, Rejected) and "session 1 is that of the client that asks" in answer.reason
+    assert server.hear(b"client", ReadSessions(own(2))) == [SessionsRead(own(2), ())] and not caplog.text
 
 
 def test_a_client_that_keeps_sending_noise_is_ignored(server):
