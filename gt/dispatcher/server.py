@@ -74,6 +74,7 @@ TICK_MS = 250
 NOTICE_SECONDS = 3.0
 POSTED_SECONDS = 10.0  # that another thread waits for its turn
 DISMISSING_SECONDS = 1.0  # for workers to close their connections when they are told to end
+MAX_DESCRIBED = 16  # workers that a client waits for, of which it is told what they do
 BUSY_NANOSECONDS = 1_000_000_000  # with the same commands, after which a worker is listed as busy
 DRAINING_SECONDS = 30.0  # for the answers that clients wait for when the server is told to end
 
@@ -472,15 +473,19 @@ class Server:
             if peer is not None and peer.lost:
                 continue
             with internal_errors_logged(f"telling client {session} for whom it waits"):
-                described = [self._describe(worker) for worker in sorted(workers) if worker in self.peers.workers]
+                present = [worker for worker in sorted(workers) if worker in self.peers.workers]
+                described = [self._describe(worker, session) for worker in present[:MAX_DESCRIBED]]
+                if len(present) > MAX_DESCRIBED:
+                    described.append(f"and {len(present) - MAX_DESCRIBED} more")
                 self.delivery.send([ToClient(session, Waiting(f"for {', '.join(described)}"))])
 
-    def _describe(self, worker: int) -> str:
+    def _describe(self, worker: int, session: int) -> str:
+        """What a worker does, for a session that waits for it."""
         peer = self.peers.by_identity[self.peers.workers[worker]]
-        op_id, site_id = peer.progress[:2]
+        described = self.dispatcher.describe_op_to(session, *peer.progress[:2])
         is_at = "was stopped at" if peer.is_of_this_machine and is_stopped(peer.hello.pid) else "is at"
         where = "" if peer.is_of_this_machine else f" on {peer.hello.hostname or 'another machine'}"
-        return f"worker {worker}{where}, which {is_at} {self.dispatcher.describe_op(op_id, site_id) or 'its start'}"
+        return f"worker {worker}{where}, which {is_at} {described or 'its start'}"
 
     def _describe_state(self, worker: int) -> str:
         """The state of a worker that is ready, for `gt.workers()`."""
@@ -620,7 +625,7 @@ class Server:
         try:
             last = self.dispatcher.describe_op(*peer.progress[:2])
             log.warning("worker %d (pid %d) %s; its last op was %s", peer.ident, peer.hello.pid, reason, last or "none")
-            self.delivery.send(self.dispatcher.lose_worker(peer.ident, reason, last))
+            self.delivery.send(self.dispatcher.lose_worker(peer.ident, reason, last, peer.progress[0]))
         except Exception:  # an internal error: the other peers are served
             log.exception("the loss of worker %d could not be dealt with", peer.ident)
             with internal_errors_logged("the messages about a lost worker"):

@@ -32,6 +32,7 @@ from gt.core.messages import (
     Resume,
     RunOp,
     SessionsRead,
+    StoreReady,
     Synchronize,
     Synchronized,
     Waiting,
@@ -39,8 +40,9 @@ from gt.core.messages import (
     WorkerCreateTensor,
     WorkerShutdown,
 )
-from gt.core.signatures import SpecRecord
+from gt.core.signatures import MAX_TEXT, SpecRecord
 from gt.dispatcher.message_queue import ToWorkers
+from gt.dispatcher.server import MAX_DESCRIBED
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.codec import Decoder, encode, header_of, join
@@ -180,6 +182,62 @@ def test_a_client_is_refused_the_end_of_its_own_session(server, caplog):
     (answer,) = server.hear(b"client", EndSession(own(1), 1))
     assert isinstance(answer, Rejected) and "session 1 is that of the client that asks" in answer.reason
     assert server.hear(b"client", ReadSessions(own(2))) == [SessionsRead(own(2), ())] and not caplog.text
+
+
+LONG = "x" * MAX_TEXT
+
+
+def _run_an_op_for_two_clients(server, file="train.py"):
+    """Client 1 has run an op on the worker, and client 2 waits for it."""
+    batch = [DefineOp(own(2), ZEROS), DefineSite(1, file, 3, ""), RunOp(own(2), (), (own(3),), (), 0, 1)]
+    server.hear(b"client", *batch)
+    server.peers.by_identity[b"worker"].progress = (own(2), 1)
+    server.hear(b"other", hello("client"))
+    server.hear(b"other", Synchronize(own(1, 2)))
+    server.sent.clear()
+
+
+def _told(server, identity):
+    return [message for to, message in server.sent if to == identity]
+
+
+def test_a_long_text_of_a_client_does_not_reach_another_one(server):
+    _run_an_op_for_two_clients(server, LONG)
+    server._explain_waits()
+    (waiting,) = _told(server, b"other")
+    assert "which is at aten.zeros.default (xxx" in waiting.reason and len(waiting.reason) < 2000
+
+
+def test_a_long_goodbye_of_a_worker_is_cut_off(server):
+    _run_an_op_for_two_clients(server, LONG)
+    server.receive_frames(b"worker", encode([Goodbye(LONG)]))
+    answer, news = _told(server, b"other")
+    assert answer.request == own(1, 2) and news.request == 0 and len(news.reason) + len(news.last_op) < 4000
+
+
+def test_a_client_that_waits_for_many_workers_is_told_of_some(server):
+    for number in range(20):
+        server.hear(b"worker %d" % number, hello("worker"))
+    server.hear(b"worker", StoreReady(1234))
+    server.hear(b"client", Synchronize(own(1)))
+    server.sent.clear()
+    server._explain_waits()
+    (waiting,) = _told(server, b"client")
+    assert waiting.reason.count("is at") == MAX_DESCRIBED and waiting.reason.endswith(", and 5 more")
+
+
+@pytest.mark.parametrize(
+    ("key", "told"), [("", "aten.zeros.default (train.py:3)"), ("friends", "an op of another program")]
+)
+def test_an_op_and_its_line_are_told_to_sessions_of_the_same_key(server, key, told):
+    _run_an_op_for_two_clients(server)
+    server.dispatcher.state.sessions[2].key = key
+    server._explain_waits()
+    (waiting,) = _told(server, b"other")
+    assert waiting.reason == f"for worker 0, which is at {told}"
+    server.lose_peer(b"worker")
+    assert {message.last_op for message in _told(server, b"other")[1:]} == {told}
+    assert _told(server, b"client")[-1].last_op == "aten.zeros.default (train.py:3)"
 
 
 def test_a_client_that_keeps_sending_noise_is_ignored(server):
