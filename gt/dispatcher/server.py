@@ -47,6 +47,7 @@ from gt.core.messages import (
 )
 from gt.core.program_status import ProgramStatus
 from gt.core.refusal_kinds import OP_NOT_ALLOWED, RefusalKind
+from gt.dispatcher.backpressure import BatchSlice, QueuedInstruction
 from gt.dispatcher.delivery import Deliver, Delivery
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.handshakes import Greeting, Handshakes, internal_errors_logged
@@ -73,6 +74,7 @@ log = logging.getLogger("gt.dispatcher")
 TICK_MS = 250
 NOTICE_SECONDS = 3.0
 POSTED_SECONDS = 10.0  # that another thread waits for its turn
+TURN_SECONDS = 0.01  # in which instructions of a session are carried out before other peers are heard
 DISMISSING_SECONDS = 1.0  # for workers to close their connections when they are told to end
 MAX_DESCRIBED = 16  # workers that a client waits for, of which it is told what they do
 BUSY_NANOSECONDS = 1_000_000_000  # with the same commands, after which a worker is listed as busy
@@ -124,6 +126,7 @@ class Server:
         self._pending_connections = PendingConnections()
         self._posted: deque[Callable[[], None]] = deque()  # by other threads
         self._held: dict[int, Peer] = {}  # clients with instructions that wait for their backpressure or their turn
+        self._interrupted: dict[int, Peer] = {}  # those of them whose time was over: they go on at the next turn
         self._instructions: Decoder[Instruction | AckRead | AckBytes | AckMessages | ReadSessions | EndSession] = (
             Decoder(Instruction | AckRead | AckBytes | AckMessages | ReadSessions | EndSession, MAX_INSTRUCTIONS)
         )
@@ -170,9 +173,13 @@ class Server:
     def turn(self, *, waits: bool = True) -> bool:
         """Receive one message, waiting a tick for it if `waits`, and do the periodic checks that are due. Returns
         whether there was a message."""
-        message = self._router.receive(waits=waits)
+        message = self._router.receive(waits=waits and not self._interrupted)
         if message is not None:
             self._receive(*message)
+        interrupted, self._interrupted = self._interrupted, {}
+        for client in interrupted.values():
+            with internal_errors_logged(f"the instructions of client {client.ident}"):
+                self._proceed(client)
         while self._posted:
             self._posted.popleft()()
         self.turned_at = now = time.monotonic()
@@ -326,7 +333,7 @@ class Server:
         batch, payloads = self._instructions.decode(frames)
         if self.is_draining:  # only what frees memory or ends a session: new work would never be done
             batch, payloads = [each for each in batch if isinstance(each, AckRead | AckBytes | Goodbye)], []
-        instructions: list[Instruction] = []
+        instructions: list[QueuedInstruction] = []
         uploads = 0
         for instruction in batch:
             if isinstance(instruction, AckMessages):
@@ -337,9 +344,6 @@ class Server:
                 continue
             if isinstance(instruction, AckBytes):
                 peer.backpressure.note_taken(instruction.nbytes)
-                continue
-            if isinstance(instruction, ReadSessions | EndSession):
-                self._administer(peer, instruction)
                 continue
             if isinstance(instruction, CreateTensor):
                 _require_own_buffer(peer, instruction.byte_range.name)
@@ -390,10 +394,11 @@ class Server:
         return msgspec.structs.replace(create, byte_range=ByteRange("", byte_range.nbytes))
 
     def _proceed(self, peer: Peer) -> None:
-        """Carry out the instructions of a session as far as its backpressure allows. The size of a read is known only
-        after the instructions before it."""
+        """Carry out the instructions of a session as far as its backpressure allows, for TURN_SECONDS. The size of a
+        read is known only after the instructions before it."""
         backpressure, state = peer.backpressure, self.dispatcher.state
         self._held[peer.ident] = peer
+        end = time.monotonic() + TURN_SECONDS
         while peer.ident in state.sessions and not self.dispatcher.is_waiting(peer.ident):
             if backpressure.asked is not None and backpressure.asked.request in state.pending:
                 reads = state.pending[backpressure.asked.request].reads
@@ -402,9 +407,21 @@ class Server:
             backpressure.asked = batch_slice.read if batch_slice is not None else None
             if batch_slice is None:
                 break
-            self.instruct(peer.ident, batch_slice.instructions, batch_slice.payloads, self.dispatcher.submit)
+            self._carry_out(peer, batch_slice)
+            if time.monotonic() >= end and not backpressure.is_empty:
+                self._interrupted[peer.ident] = peer
+                break
         if peer.ident not in state.sessions or backpressure.is_empty:
             self._held.pop(peer.ident, None)
+
+    def _carry_out(self, peer: Peer, batch_slice: BatchSlice) -> None:
+        request, batch = batch_slice.administration, batch_slice.instructions
+        if request is not None:
+            batch = batch[:-1]
+        if batch:
+            self.instruct(peer.ident, batch, batch_slice.payloads, self.dispatcher.submit)  # type: ignore[arg-type]
+        if request is not None and peer.ident in self.dispatcher.state.sessions:
+            self._administer(peer, request)
 
     def instruct(
         self,
@@ -435,7 +452,8 @@ class Server:
                 self._forget(peer)
                 break  # nothing that a worker says after it is used
         for client in list(self._held.values()):  # a progress report may let queued instructions proceed
-            self._proceed(client)
+            if client.ident not in self._interrupted:
+                self._proceed(client)
         self._handshakes.welcome_waiting()
 
     def _use_report(self, peer: Peer, report: Report, payload: Payload | None) -> bool:

@@ -1,5 +1,6 @@
 """No message of a peer ends the server, which serves others too."""
 
+import math
 import os
 import subprocess
 import sys
@@ -23,9 +24,12 @@ from gt.core.messages import (
     LocateTensor,
     Lost,
     OpFailed,
+    PublishTensor,
     Queried,
     QueryOp,
     ReadSessions,
+    ReadStory,
+    ReadWorkers,
     Redistribute,
     Refused,
     Rejected,
@@ -33,14 +37,17 @@ from gt.core.messages import (
     RunOp,
     SessionsRead,
     StoreReady,
+    SubscribeTensor,
     Synchronize,
     Synchronized,
     Waiting,
     Welcome,
     WorkerCreateTensor,
     WorkerShutdown,
+    WorkersRead,
 )
 from gt.core.signatures import MAX_TEXT, SpecRecord
+from gt.dispatcher import backpressure
 from gt.dispatcher.message_queue import ToWorkers
 from gt.dispatcher.server import MAX_DESCRIBED
 from gt.version import __version__
@@ -238,6 +245,35 @@ def test_an_op_and_its_line_are_told_to_sessions_of_the_same_key(server, key, to
     server.lose_peer(b"worker")
     assert {message.last_op for message in _told(server, b"other")[1:]} == {told}
     assert _told(server, b"client")[-1].last_op == "aten.zeros.default (train.py:3)"
+
+
+def test_a_client_with_many_requests_does_not_keep_the_server_from_others(server, monkeypatch):
+    monkeypatch.setattr("gt.dispatcher.server.TURN_SECONDS", 0.0)
+    server._next_check = math.inf
+    server.hear(b"other", hello("client"))
+    requests = [ReadStory(own(number), own(1)) for number in range(1, 4)]
+    assert [answer.request for answer in server.hear(b"client", *requests)] == [own(1)]
+    assert [type(answer) for answer in server.hear(b"other", ReadWorkers(own(1, 2)))] == [WorkersRead]
+    for number in (2, 3):
+        server.sent.clear()
+        server.turn()
+        assert [answer.request for answer in _told(server, b"client")] == [own(number)]
+
+
+def test_a_client_is_given_no_lists_of_sessions_that_it_does_not_take(server, monkeypatch):
+    monkeypatch.setattr(backpressure, "MAX_UNREAD", 2000)
+    server.hear(b"other", hello("client", program="x" * 500))
+    listed = server.hear(b"client", *[ReadSessions(own(number)) for number in range(1, 100)])
+    assert [answer.request for answer in listed] == [own(1), own(2), own(3), own(4)]
+
+
+def test_a_client_that_asks_for_an_unknown_name_is_told_some_of_many(server):
+    server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, None, 0), payloads=[[bytes(16)]])
+    names = [f"weight.{number:04}.{'x' * 450}" for number in range(700)]
+    for number, name in enumerate(names):
+        server.hear(b"client", PublishTensor(own(1 + number), own(1), name))
+    (answer,) = server.hear(b"client", SubscribeTensor(own(1), own(2), "bias"))
+    assert f"known: {names[0]}, " in answer.reason and answer.reason.endswith(", and 636 more")
 
 
 def test_a_client_that_keeps_sending_noise_is_ignored(server):
