@@ -28,6 +28,9 @@ from collections.abc import Iterable
 
 from gt.core.refusal_kinds import RefusalKind
 
+MAX_COMPARED = 1 << 10  # names that are compared with an unknown one
+MAX_NAMED = 64  # names in a hint
+
 
 class GTError(Exception):
     """Any error of GT: all others are subclasses of it.
@@ -232,7 +235,10 @@ class SessionLost(ServerLost):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the closest known name, or all known names."""
+    """A hint for an unknown name: the closest known name, or the known names. Of very many, only some are looked at."""
     options = sorted(known)
-    close = difflib.get_close_matches(name, options, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(options)}"
+    close = difflib.get_close_matches(name, options[:MAX_COMPARED], n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    more = f", and {len(options) - MAX_NAMED} more" if len(options) > MAX_NAMED else ""
+    return f"known: {', '.join(options[:MAX_NAMED])}{more}"

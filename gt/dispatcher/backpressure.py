@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, get_args
 
 from gt.core.errors import ProtocolError
 from gt.core.ids import short_id
 from gt.core.message_fields import PAYLOAD_RECORDS
-from gt.core.messages import COUNTED_BYTES, FetchTensor, Instruction, TensorRead
+from gt.core.messages import COUNTED_BYTES, EndSession, FetchTensor, Instruction, ReadSessions, TensorRead
 from gt.wire.codec import Payload, read_bytes
 
 MAX_UNREAD = 1 << 28  # bytes; a read of any size may begin while fewer are unread
@@ -21,18 +21,27 @@ MAX_SENT = 1 << 29  # unread bytes of answers, not counting reads of COUNTED_BYT
 MAX_QUEUED = 1 << 17  # queued instructions
 OVER_LIMIT = 2  # times its limit on instructions in flight may be queued: clients wait before they reach the limit
 MAX_QUEUED_BYTES = 1 << 30  # of their payloads
+MAX_SLICE = 1 << 10  # instructions that are carried out before those of other sessions get a turn
+
+QueuedInstruction: TypeAlias = Instruction | ReadSessions | EndSession
+_ANSWERED = frozenset(kind for kind in get_args(QueuedInstruction) if "request" in kind.__struct_fields__)
 
 
 class BatchSlice(NamedTuple):
-    """Instructions of which only the last one may be a read, with their payloads."""
+    """At most MAX_SLICE instructions of which only the last one may ask for an answer, with their payloads."""
 
-    instructions: Sequence[Instruction]
+    instructions: Sequence[QueuedInstruction]
     payloads: Sequence[Payload]
 
     @property
     def read(self) -> FetchTensor | None:
         last = self.instructions[-1]
         return last if type(last) is FetchTensor else None
+
+    @property
+    def administration(self) -> ReadSessions | EndSession | None:
+        last = self.instructions[-1]
+        return last if isinstance(last, ReadSessions | EndSession) else None
 
     @property
     def nbytes(self) -> int:
@@ -58,9 +67,9 @@ class Backpressure:
         self._queued = 0  # queued instructions
         self._queued_bytes = 0
 
-    def queue(self, batch: Sequence[Instruction], payloads: Sequence[Payload]) -> None:
+    def queue(self, batch: Sequence[QueuedInstruction], payloads: Sequence[Payload]) -> None:
         """Queue instructions. Raises ProtocolError over a limit that no client reaches which reads its answers."""
-        for batch_slice in split_after_reads(batch, payloads):
+        for batch_slice in _split_after_requests(batch, payloads):
             self._queue.append(batch_slice)
             self._queued += len(batch_slice.instructions)
             self._queued_bytes += batch_slice.nbytes
@@ -137,13 +146,12 @@ class Backpressure:
             raise ProtocolError(f"{self._sent} bytes of answers are not taken, and the limit is {MAX_SENT}", "limit")
 
 
-def split_after_reads(batch: Sequence[Instruction], payloads: Sequence[Payload]) -> Iterator[BatchSlice]:
-    """A batch split after each of its reads."""
+def _split_after_requests(batch: Sequence[QueuedInstruction], payloads: Sequence[Payload]) -> Iterator[BatchSlice]:
+    """A batch split after each instruction that asks for an answer, and after MAX_SLICE instructions."""
     start = carried = 0
-    for end in [end for end, instruction in enumerate(batch, 1) if type(instruction) is FetchTensor]:
-        instructions = batch[start:end]
-        count = sum(type(instruction) in PAYLOAD_RECORDS for instruction in instructions)
-        yield BatchSlice(instructions, payloads[carried : carried + count])
-        start, carried = end, carried + count
-    if start < len(batch):
-        yield BatchSlice(batch[start:], payloads[carried:])
+    for end, instruction in enumerate(batch, 1):
+        if type(instruction) in _ANSWERED or end - start == MAX_SLICE or end == len(batch):
+            instructions = batch[start:end]
+            count = sum(type(each) in PAYLOAD_RECORDS for each in instructions) if payloads else 0
+            yield BatchSlice(instructions, payloads[carried : carried + count])
+            start, carried = end, carried + count

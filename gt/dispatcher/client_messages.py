@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, MutableSequence, Sequence
 from typing import Any
 
@@ -25,9 +26,11 @@ from gt.core.messages import (
     SessionsRead,
     Uploaded,
 )
+from gt.dispatcher.backpressure import BatchSlice, QueuedInstruction
 from gt.dispatcher.delivery import Delivery
 from gt.dispatcher.departures import Departures
 from gt.dispatcher.dispatcher import Dispatcher
+from gt.dispatcher.handshakes import internal_errors_logged
 from gt.dispatcher.message_queue import Outgoing, ToClient
 from gt.dispatcher.ownership import require_ownership
 from gt.dispatcher.peers import Peer, PeerTable
@@ -36,12 +39,14 @@ from gt.wire import shared_memory
 from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, Payload
 from gt.wire.process_identity import host_name
 
+TURN_SECONDS = 0.01  # in which instructions of a session are carried out before other peers are heard
+
 log = logging.getLogger("gt.dispatcher")
 
 
 class ClientMessages:
     """While the server `is_draining`, only what frees memory or ends a session is carried out: new work would never be
-    done."""
+    done. The time of the clients in `interrupted` was over: they go on at the next turn of the server."""
 
     def __init__(self, dispatcher: Dispatcher, peers: PeerTable, delivery: Delivery, departures: Departures) -> None:
         self._dispatcher = dispatcher
@@ -54,12 +59,13 @@ class ClientMessages:
             Instruction | AckRead | AckBytes | AckMessages | ReadSessions | EndSession, MAX_INSTRUCTIONS
         )
         self.is_draining = False
+        self.interrupted: dict[int, Peer] = {}
 
     def receive(self, peer: Peer, frames: Sequence[Frame]) -> None:
         batch, payloads = self._decoder.decode(frames)
         if self.is_draining:
             batch, payloads = [each for each in batch if isinstance(each, AckRead | AckBytes | Goodbye)], []
-        instructions: list[Instruction] = []
+        instructions: list[QueuedInstruction] = []
         uploads = 0
         for instruction in batch:
             if isinstance(instruction, AckMessages):
@@ -70,11 +76,6 @@ class ClientMessages:
                 continue
             if isinstance(instruction, AckBytes):
                 peer.backpressure.note_taken(instruction.nbytes)
-                continue
-            if isinstance(instruction, ReadSessions | EndSession):
-                self._administer(peer, instruction)
-                if peer.ident not in self._peers.clients:
-                    return  # it has ended its own session
                 continue
             if isinstance(instruction, CreateTensor):
                 _require_own_buffer(peer, instruction.byte_range.name)
@@ -109,9 +110,7 @@ class ClientMessages:
                 why = f": {request.reason}" if request.reason else ""
                 reason = f"was ended by {who}{why}; its tensors are freed"
                 self._departures.give_up_client(found, reason, SessionEnded)
-        identity = self._peers.clients.get(peer.ident)
-        if identity is not None:
-            self._delivery.send_to(identity, [answer])
+        self._delivery.send_to(self._peers.clients[peer.ident], [answer])
 
     def _passed_on(
         self, peer: Peer, create: CreateTensor, number: int, payloads: MutableSequence[Payload]
@@ -139,13 +138,21 @@ class ClientMessages:
     def proceed_all(self) -> None:
         """A progress report may let queued instructions proceed."""
         for client in list(self._peers.held.values()):
-            self.proceed(client)
+            if client.ident not in self.interrupted:
+                self.proceed(client)
+
+    def proceed_with_interrupted(self) -> None:
+        interrupted, self.interrupted = self.interrupted, {}
+        for client in interrupted.values():
+            with internal_errors_logged(f"the instructions of client {client.ident}"):
+                self.proceed(client)
 
     def proceed(self, peer: Peer) -> None:
-        """Carry out the instructions of a session as far as its backpressure allows. The size of a read is known only
-        after the instructions before it."""
+        """Carry out the instructions of a session as far as its backpressure allows, for TURN_SECONDS. The size of a
+        read is known only after the instructions before it."""
         backpressure, state = peer.backpressure, self._dispatcher.state
         self._peers.held[peer.ident] = peer
+        end = time.monotonic() + TURN_SECONDS
         while peer.ident in state.sessions and not self._dispatcher.is_waiting(peer.ident):
             if backpressure.asked is not None and backpressure.asked.request in state.pending:
                 reads = state.pending[backpressure.asked.request].reads
@@ -154,9 +161,21 @@ class ClientMessages:
             backpressure.asked = batch_slice.read if batch_slice is not None else None
             if batch_slice is None:
                 break
-            self.instruct(peer.ident, batch_slice.instructions, batch_slice.payloads, self._dispatcher.submit)
+            self._carry_out(peer, batch_slice)
+            if time.monotonic() >= end and not backpressure.is_empty:
+                self.interrupted[peer.ident] = peer
+                break
         if peer.ident not in state.sessions or backpressure.is_empty:
             self._peers.held.pop(peer.ident, None)
+
+    def _carry_out(self, peer: Peer, batch_slice: BatchSlice) -> None:
+        request, batch = batch_slice.administration, batch_slice.instructions
+        if request is not None:
+            batch = batch[:-1]
+        if batch:
+            self.instruct(peer.ident, batch, batch_slice.payloads, self._dispatcher.submit)  # type: ignore[arg-type]
+        if request is not None and peer.ident in self._dispatcher.state.sessions:
+            self._administer(peer, request)
 
     def instruct(
         self,

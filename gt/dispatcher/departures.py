@@ -133,7 +133,7 @@ class Departures:
         try:
             last = self._dispatcher.describe_op(*peer.progress[:2])
             log.warning("worker %d (pid %d) %s; its last op was %s", peer.ident, peer.hello.pid, reason, last or "none")
-            self._delivery.send(self._dispatcher.lose_worker(peer.ident, reason, last))
+            self._delivery.send(self._dispatcher.lose_worker(peer.ident, reason, last, peer.progress[0]))
         except Exception:  # an internal error: the other peers are served
             log.exception("the loss of worker %d could not be dealt with", peer.ident)
             with internal_errors_logged("the messages about a lost worker"):

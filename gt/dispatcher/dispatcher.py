@@ -34,7 +34,7 @@ from gt.dispatcher.plan_table import plan_observer
 from gt.dispatcher.recent_batches import RecentBatches
 from gt.dispatcher.recent_messages import RecentMessages
 from gt.dispatcher.redistribution import Redistributor
-from gt.dispatcher.rejection import reject, reject_internal_error
+from gt.dispatcher.rejection import OP_OF_ANOTHER, reject, reject_internal_error
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.segments import RunPart, Segments, Single
@@ -45,6 +45,7 @@ from gt.dispatcher.tensor_stories import tell_story
 from gt.dispatcher.transactions import Transactions
 from gt.dispatcher.worker_records import LOOPBACK, DeadWorker
 from gt.wire.codec import Buffer
+from gt.wire.refusals import shorten
 
 log = logging.getLogger("gt.dispatcher")
 
@@ -119,11 +120,14 @@ class Dispatcher:
     def ready_workers(self) -> tuple[WorkerInfo, ...]:
         return tuple(worker.info for worker in self.state.workers.values() if worker.ready)
 
-    def lose_worker(self, ident: int, reason: str, last_op: str) -> list[Outgoing]:
-        """Requests that wait for the worker fail now; its tensors fail when they are next used."""
+    def lose_worker(self, ident: int, reason: str, last_op: str, op_id: int = 0) -> list[Outgoing]:
+        """Requests that wait for the worker fail now; its tensors fail when they are next used. `op_id` is that of its
+        last op."""
         if ident not in self.state.workers:
             return []
-        dead = DeadWorker(self.state.workers[ident].info.pid, reason, last_op)
+        session = self.state.sessions.get(session_of(op_id))
+        op_key = session.key if session is not None else None
+        dead = DeadWorker(self.state.workers[ident].info.pid, shorten(reason), shorten(last_op), op_key)
         self._membership.lose_worker(ident, dead, self._reports, self._find_sites)
         self.captures.lose_worker(ident)
         return [*self._outgoing.take(), *self._take_turns()]
@@ -266,7 +270,7 @@ class Dispatcher:
         if isinstance(report, TimelineReport) and session_of(report.request) == ALL_SESSIONS:
             return self.captures.take_timeline(worker, report)
         if isinstance(report, Goodbye):
-            return self.lose_worker(worker, f"left: {report.reason}", self.describe_op(*progress))
+            return self.lose_worker(worker, f"left: {report.reason}", self.describe_op(*progress), progress[0])
         if isinstance(report, Progress):
             self._fair_queue.finish(worker, report.mark, report.nanoseconds)
             return self._take_turns()
@@ -314,7 +318,14 @@ class Dispatcher:
     def describe_op(self, op_id: int, site_id: int) -> str:
         """A worker's last op and its site; empty if the worker has run none."""
         op, site = self.find_op(op_id, site_id)
-        return f"{op} ({site})" if site else op
+        return shorten(f"{op} ({site})" if site else op)
+
+    def describe_op_to(self, reader: int, op_id: int, site_id: int) -> str:
+        """A worker's last op for a session, which is told nothing of the programs of other keys."""
+        session = self.state.sessions.get(session_of(op_id))
+        if session is not None and session.key != self.state.sessions[reader].key:
+            return OP_OF_ANOTHER
+        return self.describe_op(op_id, site_id)
 
     def find_op(self, op_id: int, site_id: int) -> tuple[str, str]:
         """The names of a worker's last op and of its site; empty if there is none."""
@@ -325,7 +336,7 @@ class Dispatcher:
             return "an op of a session that has ended", ""
         part = session.segment_parts.get(op_id)
         if part is not None:  # a worker that replays a part shows the position in it
-            op = part.body.ops[min(site_id, len(part.body.ops) - 1)]
+            op = part.body.ops[max(0, min(site_id, len(part.body.ops) - 1))]
             op_id, site_id = op.op_id, op.site
         site = session.site(site_id) if site_id in session.sites else ""  # a move may have no site
         return session.op_name(op_id) or "an op that was forgotten", site

@@ -78,6 +78,10 @@ class Handshakes:
             raise ProtocolError(f"{hello.role!r} is not a role; clients and workers connect here", "unknown")
         self.welcome_waiting()
 
+    def is_waiting(self, identity: bytes) -> bool:
+        """Whether a client has said hello over this connection, and waits for workers."""
+        return identity in self._waiting
+
     def forget(self, identity: bytes) -> None:
         self._waiting.pop(identity, None)
 

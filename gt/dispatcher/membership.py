@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from gt.core.messages import Lost, Rejected, WorkerDefineScope, WorkerEndSession, WorkerLosePeer
+from gt.core.messages import Rejected, WorkerDefineScope, WorkerEndSession, WorkerLosePeer
 from gt.dispatcher.copy_limit import default_limit
 from gt.dispatcher.fair_queue import FairQueue
 from gt.dispatcher.group_store import GroupStore
@@ -14,7 +14,7 @@ from gt.dispatcher.lost_lines import describe_losses
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.redistribution import Redistributor
-from gt.dispatcher.rejection import describe_internal_error
+from gt.dispatcher.rejection import describe_internal_error, lost
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.segments import Segments
 from gt.dispatcher.session_records import SessionRecord
@@ -122,7 +122,7 @@ class Membership:
         self._segments.forget_parts(session)
         self._plan_cache.forget(session, self._state.forget_plans_on(session, worker))
         lines = describe_losses(losses.missing, find_sites(session, [ident for ident, _ in losses.missing]))
-        self._outgoing.answer(session.ident, Lost(0, worker, *self._state.dead_worker(worker), lines=lines))
+        self._outgoing.answer(session.ident, lost(self._state, session, 0, worker, lines=lines))
 
     def open_session(self, host: str, pid: int, key: str = "") -> int:
         with self._transactions.begin():

@@ -15,6 +15,7 @@ from gt.core.messages import (
     Failure,
     Instruction,
     Lost,
+    LostLine,
     OpFailed,
     QueryOp,
     Redistribute,
@@ -31,6 +32,7 @@ from gt.sharding.spec import DeviceMesh
 log = logging.getLogger("gt.dispatcher")
 
 DISPATCHER = -1  # in a Failure, in place of a worker
+OP_OF_ANOTHER = "an op of another program"  # whose key is another one
 _MAX_TEXT = 1 << 14
 
 
@@ -76,9 +78,14 @@ def describe_internal_error(error: Exception) -> str:
     return f"This is a mistake of GT, not of your program; please report it: {type(error).__name__}: {error}\n{text}"
 
 
-def lost(state: State, request: int, worker: int, site: int = 0) -> Lost:
-    """The answer to a request that needs a lost worker."""
-    return Lost(request, worker, *state.dead_worker(worker), site)
+def lost(
+    state: State, session: SessionRecord, request: int, worker: int, site: int = 0, lines: tuple[LostLine, ...] = ()
+) -> Lost:
+    """The answer to a request of a session that needs a lost worker."""
+    pid, reason, last_op, op_key = state.dead_worker(worker)
+    if op_key not in (None, session.key):
+        last_op = OP_OF_ANOTHER
+    return Lost(request, worker, pid, reason, last_op, site, lines)
 
 
 def _reject_without_value(state: State, session: SessionRecord, instruction: Instruction, cause: Cause) -> Rejection:
@@ -89,7 +96,9 @@ def _reject_without_value(state: State, session: SessionRecord, instruction: Ins
     request = _request(instruction)
     if not request:
         return Rejection(freed)
-    return Rejection(freed, [lost(state, request, cause) if isinstance(cause, int) else Failed(request, cause)])
+    if isinstance(cause, int):
+        return Rejection(freed, [lost(state, session, request, cause)])
+    return Rejection(freed, [Failed(request, cause)])
 
 
 def _reject_for_internal_error(

@@ -143,7 +143,10 @@ class Requests:
     def _explained(self, failed: Failed) -> Failed | Lost:
         """A failed exchange with a lost worker becomes the loss of that worker."""
         worker = self._state.lost_peer(failed.failure)
-        return failed if worker is None else lost(self._state, failed.request, worker, failed.failure.site)
+        return failed if worker is None else self._lost(failed.request, worker, failed.failure.site)
+
+    def _lost(self, request: int, worker: int, site: int = 0) -> Lost:
+        return lost(self._state, self._state.sessions[session_of(request)], request, worker, site)
 
     def _answer(self, request: int, pending: PendingRequest) -> Answer:
         if pending.reads:
@@ -213,7 +216,7 @@ class Requests:
                 self._proceed(request, others)
             elif worker in pending.waiting_for:
                 if not pending.is_answered:
-                    self._outgoing.answer(session_of(request), lost(self._state, request, worker))
+                    self._outgoing.answer(session_of(request), self._lost(request, worker))
                 self._proceed(request, others._replace(is_answered=True, buffers=()))
 
 

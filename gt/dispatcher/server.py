@@ -153,9 +153,10 @@ class Server:
     def turn(self, *, waits: bool = True) -> bool:
         """Receive one message, waiting a tick for it if `waits`, and do the periodic checks that are due. Returns
         whether there was a message."""
-        message = self._router.receive(waits=waits)
+        message = self._router.receive(waits=waits and not self.client_messages.interrupted)
         if message is not None:
             self._receive(*message)
+        self.client_messages.proceed_with_interrupted()
         while self._posted:
             self._posted.popleft()()
         self.turned_at = now = time.monotonic()
@@ -262,6 +263,8 @@ class Server:
         """Disconnect a peer after MAX_MALFORMED malformed messages."""
         if peer is None:
             self._pending_connections.note_malformed_message(identity, time.monotonic())
+            if identity in self._pending_connections.leaving:
+                self._handshakes.forget(identity)
             return
         peer.malformed_messages += 1
         if peer.malformed_messages < MAX_MALFORMED:
@@ -273,6 +276,8 @@ class Server:
 
     def _greet(self, identity: bytes, frames: Sequence[Frame]) -> None:
         (hello, *_), _ = self._hellos.decode(frames)
+        if self._handshakes.is_waiting(identity):
+            raise ProtocolError(f"a client that waits for workers has sent another {type(hello).__name__}")
         if isinstance(hello, Resume):
             self._resume(identity, hello)
             return

@@ -65,6 +65,8 @@ class SessionAdministration:
 
     def find(self, asker: Peer, session: int) -> Peer | str:
         """The client of a session that the asker may end; or why it may not."""
+        if session == asker.ident:
+            return f"session {session} is that of the client that asks; it ends by a goodbye"
         peer = self._peers.client(session)
         if peer is None:
             return f"there is no session {session}; list them with: python -m gt.scripts.sessions"

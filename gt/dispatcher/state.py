@@ -179,11 +179,14 @@ class State(TensorLosses):
             self.undo.drop(self.uses, ident)
 
     def publish(self, name: str, published: PublishedTensor) -> None:
+        self._count_definition(self.sessions[published.session], _size_of_publication(name, published))
         self.undo.put(self.published, name, published)
 
     def unpublish(self, name: str) -> list[tuple[int, DeviceMesh]]:
         """Returns the published version, to be freed: subscribers have ids of their own."""
-        return self.remove(self.undo.drop(self.published, name).ident)
+        published = self.undo.drop(self.published, name)
+        self._count_definition(self.sessions[published.session], -_size_of_publication(name, published))
+        return self.remove(published.ident)
 
     def has_ended(self, session: int) -> bool:
         """Whether a session has ended; workers may still report to it. Raises ProtocolError for a session that never
@@ -254,7 +257,7 @@ class State(TensorLosses):
         """Raises InvalidInstruction if a session makes the dispatcher remember too much."""
         if nbytes > 0 and session.defined_bytes + nbytes > MAX_DEFINED:
             raise InvalidInstruction(
-                f"the ops, lines and scopes that a session has defined may take {MAX_DEFINED} bytes; forget some ops",
+                f"the ops, lines, scopes and published names of a session may take {MAX_DEFINED} bytes; forget some",
                 "limit",
             )
         self.undo.assign(session, "defined_bytes", session.defined_bytes + nbytes)
@@ -415,6 +418,10 @@ class State(TensorLosses):
                 f"results of a query cannot take ids from {short_id(first)} on, which another query may use"
             )
         self.undo.assign(session, "next_result", first + MAX_RESULTS)
+
+
+def _size_of_publication(name: str, published: PublishedTensor) -> int:
+    return RECORD_BYTES * (1 + len(published.to)) + len(name) + sum(map(len, published.to))
 
 
 def _size(signature: Signature) -> int:

@@ -17,6 +17,7 @@ from gt.dispatcher.status import read_unlocked
 from gt.wire.connections import Router
 from gt.wire.process_identity import is_stopped
 
+MAX_DESCRIBED = 16  # workers that a client waits for, of which it is told what they do
 _BUSY_NANOSECONDS = 1_000_000_000  # with the same commands, after which a worker is listed as busy
 
 
@@ -53,16 +54,19 @@ class WorkerActivity:
             if peer is not None and peer.lost:
                 continue
             with internal_errors_logged(f"telling client {session} for whom it waits"):
-                described = [self.describe(worker) for worker in sorted(workers) if worker in self._peers.workers]
+                present = [worker for worker in sorted(workers) if worker in self._peers.workers]
+                described = [self.describe(worker, session) for worker in present[:MAX_DESCRIBED]]
+                if len(present) > MAX_DESCRIBED:
+                    described.append(f"and {len(present) - MAX_DESCRIBED} more")
                 self._delivery.send([ToClient(session, Waiting(f"for {', '.join(described)}"))])
 
-    def describe(self, worker: int) -> str:
-        """A worker with its current op."""
+    def describe(self, worker: int, session: int) -> str:
+        """What a worker does, for a session that waits for it."""
         peer = self._peers.by_identity[self._peers.workers[worker]]
-        op_id, site_id = peer.progress[:2]
+        described = self._dispatcher.describe_op_to(session, *peer.progress[:2])
         is_at = "was stopped at" if peer.is_of_this_machine and is_stopped(peer.hello.pid) else "is at"
         where = "" if peer.is_of_this_machine else f" on {peer.hello.hostname or 'another machine'}"
-        return f"worker {worker}{where}, which {is_at} {self._dispatcher.describe_op(op_id, site_id) or 'its start'}"
+        return f"worker {worker}{where}, which {is_at} {described or 'its start'}"
 
     def describe_state(self, worker: int) -> str:
         """The state of a worker that is ready, for `gt.workers()`."""

@@ -34,11 +34,13 @@ class WorkerRecord:
 
 
 class DeadWorker(NamedTuple):
-    """The process of a worker that was lost, the reason of the loss, and the op that it ran last."""
+    """The process of a worker that was lost, the reason of the loss, and the op that it ran last. `op_key` is the name
+    of the key of that op's session (None: not known)."""
 
     pid: int
     reason: str
     last_op: str
+    op_key: str | None = None
 
 
 LOST_LONG_AGO = DeadWorker(0, "was lost long ago", "")

@@ -201,6 +201,7 @@ def _logged_to(path: Path) -> Iterator[None]:
     """Append what the server logs to a file, from level INFO on. A file of MAX_LOG bytes is renamed, in place of the
     one before: clients that come and go decide how much is logged."""
     try:
+        _require_reader(path)
         handler = RotatingFileHandler(path, maxBytes=MAX_LOG, backupCount=1)
     except OSError as error:
         raise SettingsError(f"--log {path} cannot be written: {error}") from None
@@ -216,6 +217,12 @@ def _logged_to(path: Path) -> Iterator[None]:
     finally:
         root.removeHandler(handler)
         handler.close()
+
+
+def _require_reader(path: Path) -> None:
+    """Raises OSError for a pipe that nobody reads: to open it would wait for a reader, without end."""
+    if path.is_fifo():
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """No message of a peer ends the server, which serves others too."""
 
+import math
 import os
 import subprocess
 import sys
@@ -23,21 +24,33 @@ from gt.core.messages import (
     LocateTensor,
     Lost,
     OpFailed,
+    PublishTensor,
     Queried,
     QueryOp,
+    ReadSessions,
+    ReadStory,
+    ReadWorkers,
     Redistribute,
     Refused,
     Rejected,
+    Resume,
     RunOp,
-    SessionEnded,
+    SessionsRead,
+    StoreReady,
+    SubscribeTensor,
     Synchronize,
     Synchronized,
+    Waiting,
     Welcome,
     WorkerCreateTensor,
     WorkerShutdown,
+    WorkersRead,
 )
-from gt.core.signatures import SpecRecord
+from gt.core.signatures import MAX_TEXT, SpecRecord
+from gt.dispatcher import backpressure
 from gt.dispatcher.message_queue import ToWorkers
+from gt.dispatcher.worker_activity import MAX_DESCRIBED
+from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.codec import Decoder, encode, header_of, join
 from tests.dispatcher.recording_server import RecordingServer, hello
@@ -51,6 +64,13 @@ def server():
     server.hear(b"worker", hello("worker"))
     (welcome,) = server.hear(b"client", hello("client"))
     assert isinstance(welcome, Welcome) and welcome.ident == 1
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server_without_workers():
+    server = RecordingServer()
     yield server
     server.close()
 
@@ -133,6 +153,127 @@ def test_an_error_of_gt_is_told_to_its_client_only(server, monkeypatch, caplog):
     assert "RunOp of client 1 failed" in caplog.text and "Traceback" in caplog.text
     assert server.hear(b"client", FetchTensor(own(5), own(3))) == [Failed(own(5), answer.failure)]
     assert server.hear(b"client", LocateTensor(own(4), own(1))) == [Located(own(4), at(0).record())]
+
+
+SECOND_MESSAGES = {
+    "a worker": hello("worker"),
+    "a client": hello("client"),
+    "the client of a session": Resume(__version__, "server", 1, "token", 0),
+}
+
+
+@pytest.mark.parametrize("second", SECOND_MESSAGES.values(), ids=SECOND_MESSAGES.keys())
+def test_a_connection_of_a_waiting_client_belongs_to_nobody_else(server_without_workers, second):
+    server = server_without_workers
+    (waiting,) = server.hear(b"waiting", hello("client"))
+    assert isinstance(waiting, Waiting)
+    (refused,) = server.hear(b"waiting", second)
+    assert isinstance(refused, Refused) and "another" in refused.reason
+    server.hear(b"worker", hello("worker"))
+    assert {name: peer.hello.role for name, peer in server.peers.by_identity.items()} == {
+        b"worker": "worker",
+        b"waiting": "client",
+    }
+
+
+def test_a_waiting_client_that_sends_noise_is_not_welcomed(server_without_workers):
+    server = server_without_workers
+    server.hear(b"waiting", hello("client"))
+    for _ in range(3):
+        server.receive_frames(b"waiting", NOISE)
+    server.hear(b"worker", hello("worker"))
+    assert set(server.peers.by_identity) == {b"worker"}
+
+
+def test_a_client_is_refused_the_end_of_its_own_session(server, caplog):
+    (answer,) = server.hear(b"client", EndSession(own(1), 1))
+    assert isinstance(answer, Rejected) and "session 1 is that of the client that asks" in answer.reason
+    assert server.hear(b"client", ReadSessions(own(2))) == [SessionsRead(own(2), ())] and not caplog.text
+
+
+LONG = "x" * MAX_TEXT
+
+
+def _run_an_op_for_two_clients(server, file="train.py"):
+    """Client 1 has run an op on the worker, and client 2 waits for it."""
+    batch = [DefineOp(own(2), ZEROS), DefineSite(1, file, 3, ""), RunOp(own(2), (), (own(3),), (), 0, 1)]
+    server.hear(b"client", *batch)
+    server.peers.by_identity[b"worker"].progress = (own(2), 1)
+    server.hear(b"other", hello("client"))
+    server.hear(b"other", Synchronize(own(1, 2)))
+    server.sent.clear()
+
+
+def _told(server, identity):
+    return [message for to, message in server.sent if to == identity]
+
+
+def test_a_long_text_of_a_client_does_not_reach_another_one(server):
+    _run_an_op_for_two_clients(server, LONG)
+    server.activity.explain_waits()
+    (waiting,) = _told(server, b"other")
+    assert "which is at aten.zeros.default (xxx" in waiting.reason and len(waiting.reason) < 2000
+
+
+def test_a_long_goodbye_of_a_worker_is_cut_off(server):
+    _run_an_op_for_two_clients(server, LONG)
+    server.receive_frames(b"worker", encode([Goodbye(LONG)]))
+    answer, news = _told(server, b"other")
+    assert answer.request == own(1, 2) and news.request == 0 and len(news.reason) + len(news.last_op) < 4000
+
+
+def test_a_client_that_waits_for_many_workers_is_told_of_some(server):
+    for number in range(20):
+        server.hear(b"worker %d" % number, hello("worker"))
+    server.hear(b"worker", StoreReady(1234))
+    server.hear(b"client", Synchronize(own(1)))
+    server.sent.clear()
+    server.activity.explain_waits()
+    (waiting,) = _told(server, b"client")
+    assert waiting.reason.count("is at") == MAX_DESCRIBED and waiting.reason.endswith(", and 5 more")
+
+
+@pytest.mark.parametrize(
+    ("key", "told"), [("", "aten.zeros.default (train.py:3)"), ("friends", "an op of another program")]
+)
+def test_an_op_and_its_line_are_told_to_sessions_of_the_same_key(server, key, told):
+    _run_an_op_for_two_clients(server)
+    server.dispatcher.state.sessions[2].key = key
+    server.activity.explain_waits()
+    (waiting,) = _told(server, b"other")
+    assert waiting.reason == f"for worker 0, which is at {told}"
+    server.lose_peer(b"worker")
+    assert {message.last_op for message in _told(server, b"other")[1:]} == {told}
+    assert _told(server, b"client")[-1].last_op == "aten.zeros.default (train.py:3)"
+
+
+def test_a_client_with_many_requests_does_not_keep_the_server_from_others(server, monkeypatch):
+    monkeypatch.setattr("gt.dispatcher.client_messages.TURN_SECONDS", 0.0)
+    server._next_check = math.inf
+    server.hear(b"other", hello("client"))
+    requests = [ReadStory(own(number), own(1)) for number in range(1, 4)]
+    assert [answer.request for answer in server.hear(b"client", *requests)] == [own(1)]
+    assert [type(answer) for answer in server.hear(b"other", ReadWorkers(own(1, 2)))] == [WorkersRead]
+    for number in (2, 3):
+        server.sent.clear()
+        server.turn()
+        assert [answer.request for answer in _told(server, b"client")] == [own(number)]
+
+
+def test_a_client_is_given_no_lists_of_sessions_that_it_does_not_take(server, monkeypatch):
+    monkeypatch.setattr(backpressure, "MAX_UNREAD", 2000)
+    server.hear(b"other", hello("client", program="x" * 500))
+    listed = server.hear(b"client", *[ReadSessions(own(number)) for number in range(1, 100)])
+    assert [answer.request for answer in listed] == [own(1), own(2), own(3), own(4)]
+
+
+def test_a_client_that_asks_for_an_unknown_name_is_told_some_of_many(server):
+    server.hear(b"client", CreateTensor(own(1), SMALL, INLINE, None, 0), payloads=[[bytes(16)]])
+    names = [f"weight.{number:04}.{'x' * 450}" for number in range(700)]
+    for number, name in enumerate(names):
+        server.hear(b"client", PublishTensor(own(1 + number), own(1), name))
+    (answer,) = server.hear(b"client", SubscribeTensor(own(1), own(2), "bias"))
+    assert f"known: {names[0]}, " in answer.reason and answer.reason.endswith(", and 636 more")
 
 
 def test_a_client_that_keeps_sending_noise_is_ignored(server):
@@ -323,9 +464,3 @@ def test_junk_does_not_end_the_server(server, junk, who):
         peer.malformed_messages = 0
     body = msgspec.msgpack.encode(junk)
     server.receive_frames(who, [header_of(body) + body])
-
-
-def test_a_client_that_ends_its_own_session_is_told_so(server, caplog):
-    told = server.hear(b"client", EndSession(own(9), 1, "enough"), Synchronize(own(10)))
-    assert [type(message) for message in told] == [SessionEnded] and "enough" in told[0].reason
-    assert set(server.peers.by_identity) == {b"worker"} and "Traceback" not in caplog.text

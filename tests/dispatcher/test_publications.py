@@ -11,12 +11,14 @@ from gt.core.messages import (
     PlaceTensor,
     Published,
     PublishTensor,
+    Rejected,
     Subscribed,
     SubscribeTensor,
     UnpublishTensor,
     WorkerShareTensor,
     WorkerUnshareTensor,
 )
+from gt.dispatcher import state
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import ToWorkers
 from tests.dispatcher_harness import OP, PAIR, A, B, C, DispatcherHarness, answers, given, over, run
@@ -24,6 +26,18 @@ from tests.records import ADD_, SMALL, own
 
 R1, R2 = own(900), own(900, 2)
 THEIRS = own(1, 2)
+
+
+def test_the_keys_that_a_session_names_are_limited(monkeypatch):
+    harness = publishing()
+    monkeypatch.setattr(state, "MAX_DEFINED", harness.state.sessions[1].defined_bytes + (1 << 17))
+    keys = tuple([f"key-{number}" for number in range(400)])
+    for number in range(3):  # a name that is published again counts once
+        assert answers(harness.tell(PublishTensor(R1 + number, A, "weights", keys))) == [Published(R1 + number)]
+    (refused,) = answers(harness.tell(PublishTensor(R1 + 3, A, "more", keys * 5)))
+    assert isinstance(refused, Rejected) and "published names of a session may take" in refused.reason
+    harness.tell(UnpublishTensor(R1 + 4, "weights"))
+    assert answers(harness.tell(PublishTensor(R1 + 5, A, "other", keys))) == [Published(R1 + 5)]
 
 
 def publishing(workers=1, limits=None, keys=("team", "team")):

@@ -137,6 +137,15 @@ def test_an_invalid_definition_is_refused(wrong):
     assert isinstance(answer, Rejected) and not harness.state.sessions[1].segments
 
 
+@pytest.mark.parametrize("position", [-(1 << 62), 0, 1 << 62])
+def test_a_worker_may_show_any_position_in_a_segment(position):
+    harness = harness_with_ops()
+    harness.tell(CHAIN)
+    harness.tell(chain(20))
+    (part,) = harness.state.sessions[1].segment_parts
+    assert harness.dispatcher.describe_op(part, position) == "aten.add.Tensor"
+
+
 def test_a_segment_is_defined_once():
     harness = harness_with_ops()
     harness.tell(CHAIN)

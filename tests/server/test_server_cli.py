@@ -1,6 +1,7 @@
 """Server, workers and clients started from the command line, as in the README."""
 
 import logging
+import os
 import signal
 import time
 
@@ -10,6 +11,7 @@ import zmq
 
 import gt
 from gt.client import active_session
+from gt.core.errors import SettingsError
 from gt.core.messages import PROTOCOL, CreateTensor, FetchTensor, Hello, Refused, Welcome
 from gt.server import __main__ as server_main
 from gt.version import __version__
@@ -365,6 +367,13 @@ def test_a_server_prints_the_death_of_a_worker_by_default():
             said = main.stderr.readline()
             assert said, "the server has ended"
         assert "has ended without a goodbye" in said
+
+
+def test_a_log_in_a_pipe_that_nobody_reads_is_refused(tmp_path):
+    path = tmp_path / "server.log"
+    os.mkfifo(path)
+    with pytest.raises(SettingsError, match="cannot be written"), server_main._logged_to(path):
+        pass
 
 
 def test_the_log_file_does_not_grow_without_end(tmp_path, monkeypatch):
