@@ -73,7 +73,7 @@ class SessionLeases:
         else:
             return f"the server has no session {resume.session}"
         if not hmac.compare_digest(resume.token.encode(), owner[0].encode()) or key != owner[1]:
-            raise ProtocolError(f"session {resume.session} is not one of the peer that asks for it")
+            raise ProtocolError(f"session {resume.session} is not one of the peer that asks for it", "foreign")
         return peer if peer is not None else f"the session {ended.reason}" if ended is not None else ""
 
     def describe_end(self, peer: Peer, state: State) -> str:

@@ -176,6 +176,13 @@ def test_a_connection_of_a_waiting_client_belongs_to_nobody_else(server_without_
     }
 
 
+def test_a_peer_that_asks_for_the_session_of_another_is_counted_as_that(server):
+    resume = Resume(__version__, server._leases.server, 1, "a guess", 0)
+    (refused,) = server.hear(b"thief", resume)
+    assert "is not one of the peer that asks for it" in refused.reason
+    assert server.refusals.read()["foreign"] == 1
+
+
 def test_a_waiting_client_that_sends_noise_is_not_welcomed(server_without_workers):
     server = server_without_workers
     server.hear(b"waiting", hello("client"))
