@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
 import gt
@@ -227,6 +228,7 @@ PROGRAMS = {
     "convolutions": (convolutions, trained_by(sgd, functional.cross_entropy), (rows(8, 3, 8, 8)[0], LABELS[:8])),
     "frozen": (half_frozen, trained_by(sgd), rows(32, 32)),
     "sizes that do not divide": (lambda: nn.Linear(7, 7), trained_by(sgd), rows(9, 7)),
+    "written buffers": (lambda: spectral_norm(nn.Linear(32, 32)), trained_by(sgd), rows(32, 32)),
     "one element": (lambda: nn.Linear(1, 1), trained_by(sgd), rows(2, 1)),
 }
 
