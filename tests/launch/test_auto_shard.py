@@ -291,8 +291,31 @@ def test_a_tied_parameter_with_two_layouts_is_refused():
 
 
 def test_a_layout_of_another_mesh_is_refused():
-    with pytest.raises(gt.LayoutError, match="the fixed layouts are on the mesh {dp: 4}"):
+    with pytest.raises(gt.LayoutError, match="the given layouts are on the mesh {dp: 4}"):
         plan_of(constraints=gt.ModelConfig({"dp": 4}))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options", "error", "reason"),
+    [
+        ({"dp": 4}, {}, gt.LayoutError, "the given layouts are on the mesh {dp: 4}"),
+        ({"dp": 2, "tp": 2}, {"parameters": {"0.weight": ["tp", "-", "-"]}}, gt.SignalError, "names 3 dims"),
+    ],
+)
+def test_layouts_that_cannot_be_are_not_evaluated(mesh, options, error, reason):
+    plan = plan_of()
+    with pytest.raises(error, match=reason):
+        plan.evaluate(gt.ModelConfig(mesh, **options))
+
+
+def test_an_evaluated_layout_of_nothing_is_a_warning(caplog):
+    plan_of().evaluate(gt.ModelConfig({"dp": 2, "tp": 2}, parameters={"0.wieght": ["dp", "-"]}))
+    assert "'0.wieght' decides about no parameter; did you mean '0.weight'" in caplog.text
+
+
+def test_constraints_that_are_no_layouts_are_refused():
+    with pytest.raises(gt.SettingsError, match="are no layouts: give a gt.ModelConfig"):
+        plan_of(constraints={"0.weight": ["tp", "-"]})
 
 
 def test_a_fixed_layout_of_nothing_is_a_warning(caplog):
@@ -468,6 +491,8 @@ def test_the_layouts_of_all_values_follow_by_propagation():
     cut = [value for value, layout in plan.propagation.layouts.items() if layout.axes]
     assert len(cut) > 10
     assert {*plan.program.names} <= {*plan.propagation.layouts}
+    with pytest.raises(gt.LayoutError, match="no value '0.wieght'; did you mean '0.weight'"):
+        plan.propagation.explain("0.wieght")
 
 
 @pytest.mark.parametrize(
@@ -477,7 +502,9 @@ def test_amounts_of_memory(text, nbytes):
     assert parse_bytes(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["16 apples", "1.2.3 GB", "-1 GB", "", 0, -5, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "text", ["16 apples", "1.2.3 GB", "-1 GB", "", b"1 GB", [1], 0, -5, float("nan"), float("inf")]
+)
 def test_what_is_no_amount_of_memory_is_refused(text):
     with pytest.raises(gt.SettingsError, match="is no amount of memory"):
         parse_bytes(text)
