@@ -456,6 +456,22 @@ def test_a_plan_prints_what_it_does_and_what_that_costs():
     assert "ms a step" in repr(plan)
 
 
+def test_a_loss_after_the_model_belongs_to_no_module():
+    """Not to the one whose backward came last in the step before."""
+    model = gt.to(torch.nn.Sequential(torch.nn.Embedding(64, 32), torch.nn.Linear(32, 8)))
+
+    def step(x):
+        for part in x.chunk(2):
+            torch.nn.functional.cross_entropy(model(part), part % 8).backward()
+
+    fixed = gt.ModelConfig({"dp": 2, "tp": 2}, inputs=["dp"], outputs={"1": ["dp", "-"]})
+    plan = gt.auto_shard(step, torch.arange(32), constraints=fixed)
+    losses = [op for op in plan.program.ops if op.call.op == "aten.nll_loss_forward.default"]
+    assert [op.module for op in losses] == ["", ""]
+    cost = plan.evaluate(plan.config)
+    assert {each.module for each in cost.collectives if "nll_loss" in each.op} == {""}
+
+
 def test_an_explanation_has_the_alternatives_the_fastest_first():
     plan = plan_of()
     explanation = plan.explain("0.weight")
