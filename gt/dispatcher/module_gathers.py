@@ -1,13 +1,14 @@
 """Gathers the cut parameters of a module together, when the module begins, instead of one by one as its ops need them.
 
 The client says which module begins, forward or backward, and which one is likely to follow. The layouts in which a
-module needs its parameters are those in which its ops used them in earlier runs. Where exchanges go on while workers
+module needs its parameters are those in which its ops used them in earlier runs; a copy that no op of a run has used is
+not made for the next one. Where exchanges go on while workers
 compute, the parameters of the next module are gathered ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gt.core.ids import session_of
 from gt.core.messages import BeginModule
@@ -30,7 +31,9 @@ class ModuleGathers:
 
     def begin(self, session: SessionRecord, begin: BeginModule, _: Buffer | None) -> None:
         self._state.set_running_module(session, begin.module, begin.parameters)
+        self._state.forget_unused(session, begin.module)
         self._gather(session, begin.module, begin.parameters, begin.site)
+        self._state.expect_uses(session, begin.module, self._copies(session, begin.module, begin.parameters))
         if begin.next_parameters:
             self._gather(session, begin.next_module, begin.next_parameters, begin.site, ahead=True)
 
@@ -40,7 +43,7 @@ class ModuleGathers:
         """Copy the parameters of a module into the layouts it needs. Moves that can be one exchange go together."""
         state = self._state
         together: dict[tuple[object, ...], list[tuple[int, int, TensorMove]]] = {}
-        for position, move in session.modules.get(module, {}).items():
+        for position, move in _moves(session, module):
             ident = parameters[position] if position < len(parameters) else 0
             if self._lacks(ident, move) and (not ahead or self._state.overlaps(move.target.mesh)):
                 copy = state.new_id(session)
@@ -48,6 +51,15 @@ class ModuleGathers:
                 together.setdefault(move.exchange, []).append((ident, copy, move))
         for moves in together.values():
             self._redistributor.move_together(session, moves, "gather", site)
+
+    def _copies(self, session: SessionRecord, module: int, parameters: Sequence[int]) -> dict[int, int]:
+        """The copies that a module needs and that are there, by the position of the parameter."""
+        copies = self._state.copies
+        return {
+            position: copies[parameters[position]][move.target]
+            for position, move in _moves(session, module)
+            if position < len(parameters) and move.target in copies.get(parameters[position], {})
+        }
 
     def _lacks(self, ident: int, move: TensorMove) -> bool:
         """Whether a move applies to a tensor, its copy does not exist yet, and fits without dropping other copies."""
@@ -59,3 +71,8 @@ class ModuleGathers:
         if not fits(state, session_of(ident), TensorRecord.of(move.meta, move.target).nbytes, 0):
             return False
         return limit is None or not copies_to_drop(state, limit, tensor, move.target, ())
+
+
+def _moves(session: SessionRecord, module: int) -> Iterable[tuple[int, TensorMove]]:
+    """The moves by which ops of a module have copied its parameters, with the positions of these."""
+    return session.modules[module].moves.items() if module in session.modules else ()

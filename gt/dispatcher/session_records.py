@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,6 +36,14 @@ class RunningModule(NamedTuple):
     parameters: tuple[int, ...]
 
 
+class ModuleNeeds(NamedTuple):
+    """What a module needs when it begins, by the position of the parameter: `moves` by which its ops copied parameters,
+    and the `copies` that were there when it began the last time."""
+
+    moves: Mapping[int, TensorMove]
+    copies: Mapping[int, int]
+
+
 @dataclass
 class SessionRecord:
     """A client's session. `key` is the name of the key by which it was let in ("": that of the server's own program).
@@ -44,8 +53,8 @@ class SessionRecord:
     last ops and programs that were removed, which a worker may still run, and which stories tell of. `collectives` is
     filled while the client `watches` its traffic. `gatherings` are the (op, site) pairs whose gathering the client was
     told of. `ids_given` counts the ids that the dispatcher gave; results of queries take ids from `next_result` on.
-    `halted` is set while a step must not write. `workers` have run something for the session. `modules` are the moves
-    by which ops of a module copied its parameters, by the number of the module and the position of the parameter.
+    `halted` is set while a step must not write. `workers` have run something for the session. `modules` are the
+    needs of modules, by their numbers.
     `segments` are by id, and so are the `segment_parts` that workers know. A session `accumulates` if it adds up the
     gradients of several backwards. `plans_made` counts the plans made for ops and moves, and `plans_kept` those
     that are cached. `defined_bytes` is the size of its definitions.
@@ -69,7 +78,7 @@ class SessionRecord:
     halted: HaltedStep | None = None
     workers: set[int] = field(default_factory=set)
     running_module: RunningModule | None = None
-    modules: dict[int, dict[int, TensorMove]] = field(default_factory=dict)
+    modules: dict[int, ModuleNeeds] = field(default_factory=dict)
     segments: dict[int, SegmentRecord] = field(default_factory=dict)
     segment_parts: dict[int, SegmentPart] = field(default_factory=dict)
     accumulates: bool = False

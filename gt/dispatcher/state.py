@@ -6,7 +6,7 @@ carried out whole or not at all. `apply_results` and `free` are the last change 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,7 +20,7 @@ from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpFacts, OpRecord,
 from gt.dispatcher.planner import TensorMove
 from gt.dispatcher.request_records import PendingRequest
 from gt.dispatcher.segment_records import SegmentKey, SegmentRecord, SegmentSplit
-from gt.dispatcher.session_records import HaltedStep, RunningModule, ScopeRecord, SessionRecord
+from gt.dispatcher.session_records import HaltedStep, ModuleNeeds, RunningModule, ScopeRecord, SessionRecord
 from gt.dispatcher.tensor_losses import TensorLosses
 from gt.dispatcher.tensor_records import PublishedTensor, SessionUse
 from gt.dispatcher.worker_records import LOOPBACK, LOST_LONG_AGO, DeadWorker, WorkerRecord
@@ -173,6 +173,7 @@ class State(TensorLosses):
             self.undo.drop(self.published, name)
         for tensor in self.tensors_of(ident):
             self.remove(tensor)
+        self.undo.discard(self.unused_copies, [copy for copy in self.unused_copies if session_of(copy) == ident])
         for worker in self.workers.values():
             self.undo.discard(worker.known_ops, [op_id for op_id in worker.known_ops if session_of(op_id) == ident])
         if self.limits is not None:
@@ -214,9 +215,27 @@ class State(TensorLosses):
         if running is None or ident not in running.parameters:
             return
         if running.module not in session.modules and len(session.modules) >= MODULES_KEPT:
-            self.undo.drop(session.modules, next(iter(session.modules)))
-        known = session.modules.get(running.module, {})
-        self.undo.put(session.modules, running.module, {**known, running.parameters.index(ident): move})
+            forgotten = self.undo.drop(session.modules, next(iter(session.modules)))
+            self.undo.discard(self.unused_copies, forgotten.copies.values())
+        known = session.modules.get(running.module, ModuleNeeds({}, {}))
+        moves = {**known.moves, running.parameters.index(ident): move}
+        self.undo.put(session.modules, running.module, known._replace(moves=moves))
+
+    def forget_unused(self, session: SessionRecord, module: int) -> None:
+        """Forget the moves of a module whose copies no op has used since the module began the last time."""
+        known = session.modules.get(module)
+        if known is None:
+            return
+        unused = {position for position, copy in known.copies.items() if copy in self.unused_copies}
+        moves = {position: move for position, move in known.moves.items() if position not in unused}
+        self.undo.discard(self.unused_copies, known.copies.values())
+        self.undo.put(session.modules, module, ModuleNeeds(moves, {}))
+
+    def expect_uses(self, session: SessionRecord, module: int, copies: Mapping[int, int]) -> None:
+        """The module begins, and its ops are expected to use these copies of its parameters."""
+        if copies:
+            self.undo.put(session.modules, module, session.modules[module]._replace(copies=copies))
+            self.undo.add(self.unused_copies, copies.values())
 
     def note_accumulation(self, session: SessionRecord) -> None:
         """The session adds up gradients of several backwards."""

@@ -228,6 +228,8 @@ class _Replay:
     def _at_mark(self, mark: ModuleMark) -> Iterator[Instruction]:
         if mark.kind == ENTER:
             self._stack.append(mark.module)
+            if not mark.module:  # the model begins, so backward has ended
+                self._backward = ""
         elif mark.kind == LEAVE:
             self._stack.pop()
         else:

@@ -25,18 +25,20 @@ class TensorTables:
 
     `tensors` have a value, `missing` have none. `copies` are other layouts in which a tensor exists too, with the ids
     of these copies on the workers; `copy_order` has the tensor and the layout of each copy by the copy's id, the least
-    recently used first, and `copy_bytes` counts the bytes of copies on each worker of a mesh. `previous_values` holds,
-    for missing tensors that should have been written, the value before the write. `may_resize` are tensors that an
-    unanswered query may resize. `gradients` are gradients of parameters that were partial when autograd made them;
-    those that still are wait to be reduced together. `bytes_on` counts the bytes on each worker of a mesh, copies
-    included. `shared` has the tensors that share memory with others, each with all of these in the order in which the
-    memory counts: as that of the first, and the others have no bytes. `uses` counts the same for each session, and is
-    kept only if there are `limits` to the tensors of a session."""
+    recently used first, and `copy_bytes` counts the bytes of copies on each worker of a mesh. `unused_copies` are those
+    that were there when a module began and that no op has used since; some of them may be dropped already.
+    `previous_values` holds, for missing tensors that should have been written, the value before the write. `may_resize`
+    are tensors that an unanswered query may resize. `gradients` are gradients of parameters that were partial when
+    autograd made them; those that still are wait to be reduced together. `bytes_on` counts the bytes on each worker of
+    a mesh, copies included. `shared` has the tensors that share memory with others, each with all of these in the order
+    in which the memory counts: as that of the first, and the others have no bytes. `uses` counts the same for each
+    session, and is kept only if there are `limits` to the tensors of a session."""
 
     tensors: dict[int, TensorRecord] = field(default_factory=dict)
     copies: dict[int, dict[ShardingSpec, int]] = field(default_factory=dict)
     copy_order: dict[int, tuple[int, ShardingSpec]] = field(default_factory=dict)
     copy_bytes: dict[DeviceMesh, int] = field(default_factory=dict)
+    unused_copies: set[int] = field(default_factory=set)
     bytes_on: dict[DeviceMesh, int] = field(default_factory=dict)
     missing: dict[int, MissingValue] = field(default_factory=dict)
     previous_values: dict[int, PreviousValue] = field(default_factory=dict)
@@ -214,6 +216,8 @@ class TensorTables:
         copy = self.copies[ident].get(spec) if ident in self.copies else None
         if copy is not None:
             self.copy_order[copy] = self.copy_order.pop(copy)
+            if copy in self.unused_copies:
+                self.undo.discard(self.unused_copies, [copy])
         return copy
 
     def drop_copy(self, ident: int, spec: ShardingSpec) -> int | None:

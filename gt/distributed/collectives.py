@@ -8,7 +8,7 @@ says what to do instead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch.distributed
@@ -109,14 +109,20 @@ def send(x: Any, *args: Any, to: int | DeviceMesh | None = None, **kwargs: Any) 
         return torch.distributed.send(x, *args, **kwargs)
     own = to_gt(x)
     spec = own.spec
-    if isinstance(to, int):
+    if isinstance(to, int) and not isinstance(to, bool):
         return _moved(own, whole(DeviceMesh((1,), ("worker",), (to,)), own.dim()))
+    if not isinstance(to, DeviceMesh):
+        raise LayoutError(f"to={to!r} is neither the number of a worker nor a mesh")
     if (to.shape, to.axis_names) != (spec.mesh.shape, spec.mesh.axis_names):
         raise LayoutError(f"a tensor on mesh {spec.mesh} keeps its layout on a mesh of the same axes, not on {to}")
     return _moved(own, spec.replace(mesh=to))
 
 
 def _axes(spec: ShardingSpec, axis: Axes) -> tuple[str, ...]:
+    if not isinstance(axis, Iterable):
+        raise LayoutError(
+            f"axis={axis!r} is no name of an axis; mesh {spec.mesh} has {', '.join(spec.mesh.axis_names)}"
+        )
     axes = (axis,) if isinstance(axis, str) else tuple(axis)
     for each in axes:
         if each not in spec.mesh.axis_names:
@@ -134,7 +140,7 @@ def _without(spec: ShardingSpec, axes: Sequence[str], *, is_reduced: bool) -> Sh
 
 def _cut(x: Tensor, axis: Axes, dim: int) -> Tensor:
     spec, axes = x.spec, _axes(x.spec, axis)
-    if not -x.dim() <= dim < x.dim():
+    if not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
         raise LayoutError(f"dim={dim} names a dim that a tensor of {x.dim()} dims does not have")
     place = dim % x.dim()
     if spec.dims[place][-len(axes) :] == axes:

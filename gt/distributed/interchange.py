@@ -39,11 +39,28 @@ def from_shards(
     parts = dict(shards) if isinstance(shards, Mapping) else dict(zip(own.workers, shards, strict=False))
     if set(parts) != set(own.workers) or len(parts) != len(shards):
         raise LayoutError(f"{len(shards)} parts do not fit mesh {own}, which needs one for each of its workers")
-    values = {worker: part.cpu() for worker, part in parts.items()}
+    values = {worker: _value_of(worker, part) for worker, part in parts.items()}
     first = values[own.workers[0]]
+    for worker, value in values.items():
+        if value.dtype is not first.dtype:
+            raise LayoutError(
+                f"worker {worker} holds {value.dtype}, and worker {own.workers[0]} {first.dtype}: the parts of a "
+                "tensor have one dtype"
+            )
     spec = _spec(own, placements, first)
     shape = compute_global_shape(spec, {worker: tuple(value.shape) for worker, value in values.items()})
     return distribute(_joined(spec, shape, values, first.dtype), own, spec)
+
+
+def _value_of(worker: int, part: Any) -> torch.Tensor:
+    if not isinstance(part, torch.Tensor):
+        raise LayoutError(f"the part of worker {worker} is no tensor, but of type {type(part).__name__}")
+    return part.cpu()
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two parts are the same. NaN is equal to NaN here."""
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _spec(mesh: DeviceMesh, placements: Placements | None, part: torch.Tensor) -> ShardingSpec:
@@ -62,7 +79,7 @@ def _joined(
         value = values[worker]
         coordinate = spec.mesh.coordinate(worker)
         key = tuple([coordinate[spec.mesh.axis_names.index(axis)] for axis in (*spec.axes, *spec.partial)])
-        if key in addends and not torch.equal(addends[key], value):
+        if key in addends and not _are_equal(addends[key], value):
             raise LayoutError(f"worker {worker} holds other values than a worker with the same part by [{spec}]")
         if key in addends:
             continue

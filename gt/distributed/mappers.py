@@ -82,6 +82,9 @@ class MeshToTensor(NamedTuple):
     def compose(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Join the parts of all workers, which are in the order of the mesh."""
         joined = list(parts)
+        for dim in self.dims:
+            if not isinstance(dim, int) or not -joined[0].dim() <= dim < joined[0].dim():
+                raise LayoutError(f"dim={dim!r} names a dim that parts of {joined[0].dim()} dims do not have")
         for size, dim in zip(reversed(self.mesh.shape), reversed(self.dims), strict=True):
             joined = [torch.cat(joined[start : start + size], dim) for start in range(0, len(joined), size)]
         return joined[0]
@@ -117,8 +120,8 @@ def ConcatMesh2dToTensor(  # noqa: N802
 
 
 def _pair(values: Sequence[int | None], name: str) -> Sequence[int | None]:
-    if len(values) != 2:
-        raise LayoutError(f"{name}={tuple(values)}: say one for the rows of the mesh and one for its columns")
+    if not isinstance(values, Sequence) or len(values) != 2:
+        raise LayoutError(f"{name}={values}: say one for the rows of the mesh and one for its columns")
     return values
 
 
@@ -148,6 +151,8 @@ def from_torch(
     value = x if wanted is None else x.to(wanted)
     if mesh_mapper is None:
         return distribute(value, mesh, placements)
+    if not isinstance(mesh_mapper, TensorToMesh):
+        raise LayoutError(f"mesh_mapper={mesh_mapper!r} is no mapper: make one, as with ShardTensorToMesh(mesh, dim)")
     if placements is not None:
         raise LayoutError("mesh_mapper= and placements= both say how the tensor is spread: give one of them")
     if mesh is not None and set(mesh.workers) != set(mesh_mapper.mesh.workers):
@@ -168,6 +173,10 @@ def to_torch(
     tensor([0, 1, 2, 3])
     """
     wanted = dtype_of(dtype)
+    if mesh_composer is not None and not isinstance(mesh_composer, MeshToTensor):
+        raise LayoutError(
+            f"mesh_composer={mesh_composer!r} is no composer: make one, as with ConcatMeshToTensor(mesh, dim)"
+        )
     value = x.cpu() if mesh_composer is None else mesh_composer.compose(_parts(x, mesh_composer.mesh))
     return value if wanted is None else value.to(wanted)
 

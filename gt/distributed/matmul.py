@@ -10,6 +10,7 @@ from gt.client.tensor import Tensor
 from gt.client.torch_dispatch import dispatch
 from gt.client.torch_patches.op_interception import is_transformed
 from gt.client.tracebacks import ends_on_users_line
+from gt.core.signatures import AlgorithmRequest
 from gt.distributed.operands import ProductOperand, ProductRequest, request_product
 from gt.distributed.plans import plan_product
 from gt.sharding.placements import OpRequest, Placements
@@ -47,8 +48,8 @@ def matmul(
     request = request_product(_as_autocast(a), _as_autocast(b), out, mesh, algo, panel)
     if algo:
         plan_product(request)  # raises on the user's line what the dispatcher would find later
-    asked = OpRequest(request.layout, request.algorithm, is_undivided=True)
-    product = _Matmul.apply(*_on_the_mesh(request), asked)
+    first, second, algorithm = _on_the_mesh(request)
+    product = _Matmul.apply(first, second, OpRequest(request.layout, algorithm, is_undivided=True))
     return product if bias is None else product + bias
 
 
@@ -58,18 +59,23 @@ def _as_autocast(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.get_autocast_dtype("cpu")) if is_cast and x.dtype is not torch.float64 else x
 
 
-def _on_the_mesh(request: ProductRequest) -> tuple[Tensor, Tensor]:
-    """The operands; views of tensors of another mesh as copies, so that their parts are moved and not their bases."""
-    operands = request.a.on_gt(), request.b.on_gt()
+def _on_the_mesh(request: ProductRequest) -> tuple[Tensor, Tensor, AlgorithmRequest | None]:
+    """The operands; views of tensors of another mesh as copies, so that their parts are moved and not their bases. And
+    the algorithm, which names the mesh if that is not the one with the most bytes of the tensors in the instruction."""
+    operands, algorithm = [request.a.on_gt(), request.b.on_gt()], request.algorithm
     if all(operand._ref.path is None for operand in operands):
-        return operands
+        return operands[0], operands[1], algorithm
     inputs = [ProductOperand(operand).register() for operand in operands]
     mesh = request.mesh(inputs)
-    first, second = [
-        operand.clone() if operand._ref.path is not None and register.spec.mesh is not mesh else operand
-        for operand, register in zip(operands, inputs, strict=True)
-    ]
-    return first, second  # type: ignore[return-value]
+    for position, (operand, register) in enumerate(zip(operands, inputs, strict=True)):
+        if operand._ref.path is not None and register.spec.mesh is not mesh:
+            operands[position] = operand.clone()  # type: ignore[assignment]
+        else:
+            inputs[position] = register._replace(meta=operand._ref.storage.geometry.meta())
+    if request.mesh(inputs) is not mesh:
+        name, panel = (algorithm.name, algorithm.panel) if algorithm is not None else ("", 0)
+        algorithm = AlgorithmRequest(name, panel, mesh.record())
+    return operands[0], operands[1], algorithm
 
 
 class _Matmul(torch.autograd.Function):

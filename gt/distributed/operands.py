@@ -16,13 +16,13 @@ from gt.client.storage import TensorRef
 from gt.client.tensor import Tensor, to_gt
 from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta, contiguous_strides
-from gt.core.signatures import AlgorithmRequest, ViewStep
+from gt.core.signatures import AlgorithmRequest, Input, Move, Signature, ViewStep
 from gt.sharding.lowering import NoRule
-from gt.sharding.op_programs import mesh_with_most_bytes
+from gt.sharding.op_programs import build_op, mesh_with_most_bytes
 from gt.sharding.placements import Layout, Placements
 from gt.sharding.product_grids import lay_out_product
 from gt.sharding.program_builder import ProgramBuilder, Register
-from gt.sharding.spec import DeviceMesh, ShardingSpec, mesh_of
+from gt.sharding.spec import DeviceMesh, ShardingSpec, mesh_of, spec_of
 
 
 class ProductOperand(NamedTuple):
@@ -50,8 +50,10 @@ class ProductOperand(NamedTuple):
         reference = self.tensor._ref if isinstance(self.tensor, Tensor) else None
         if reference is None or reference.path is None:
             return ProductSource(own, (), None if reference is None else reference.id)
-        if own.spec.mesh is not mesh or _layout_of_view(reference) is None:
+        if _layout_of_view(reference) is None:
             return ProductSource(own)
+        if own.spec.mesh is not mesh:
+            return _copied_view(reference, reference.path.steps)
         return ProductSource(_located(reference.storage), reference.path.steps, reference.id)
 
 
@@ -73,13 +75,52 @@ def _layout_of_view(reference: TensorRef) -> Register | None:
         return None
 
 
+class OperandMove(NamedTuple):
+    """A move of an operand, or of the tensor that it is a view of."""
+
+    meta: TensorMeta
+    source: ShardingSpec
+    target: ShardingSpec
+
+
 class ProductSource(NamedTuple):
     """The tensor that the instruction of a product names for an operand: for a view, its storage and the steps from
-    there. `ident` is the id of the storage; None for a tensor of which there is no other use."""
+    there. `ident` is the id of the storage; None for a tensor of which there is no other use. To copy a view of a
+    tensor on another mesh, `base_moves` are made of the tensor with the id `base`, whose copies stay, and then
+    `moves`."""
 
     register: Register
     steps: tuple[ViewStep, ...] = ()
     ident: int | None = None
+    base: int | None = None
+    base_moves: tuple[OperandMove, ...] = ()
+    moves: tuple[OperandMove, ...] = ()
+
+    def without(self, other: ProductSource) -> ProductSource:
+        """The source without the moves of its base that another one makes already."""
+        made = other.base_moves if self.base == other.base else ()
+        return self._replace(base_moves=tuple([move for move in self.base_moves if move not in made]))
+
+
+def _copied_view(reference: TensorRef, steps: tuple[ViewStep, ...]) -> ProductSource:
+    """The copy of a view, as the dispatcher makes it on the mesh of the view's storage."""
+    base, meta = _located(reference.storage), reference.geometry.meta().dense()
+    clone = Signature("aten.clone.default", (Input(0),), {}, (steps,), (), (meta,), (0,))
+    builder, (result, *_), _ = build_op(clone, base.spec.mesh, [base], [None], {}, reduces_first=False)
+    program, taken = builder.finish((result,), ())
+    needed = [spec for _, spec in taken if spec is not None and spec not in base.copies]
+    return ProductSource(
+        Register(meta, builder.spec(result)),
+        base=reference.storage.id,
+        base_moves=tuple([OperandMove(base.meta, base.spec, spec) for spec in needed]),
+        moves=tuple(
+            [
+                OperandMove(step.meta, spec_of(step.source), spec_of(step.target))
+                for step in program.steps
+                if isinstance(step, Move)
+            ]
+        ),
+    )
 
 
 class ProductRequest(NamedTuple):
@@ -113,6 +154,8 @@ def request_product(
     algorithm = _algorithm(algo, panel, mesh)
     place = mesh or current_mesh()
     is_new = [not isinstance(each, Tensor) for each in (a, b)]
+    if place is None and not all(is_new) and any(is_new):  # where the other operand is
+        place = ProductOperand(b if is_new[0] else a).register().spec.mesh
     if place is not None and all(is_new) and out is None and not algo:
         free = lay_out_product(tuple(a.shape), tuple(b.shape), place)
         layout = Layout(free.result.mesh, free.result)
@@ -121,8 +164,9 @@ def request_product(
         ProductOperand(each, _in_blocks(each, place) if new and place is not None else None)
         for each, new in zip((a, b), is_new, strict=True)
     ]
-    if place is None:
+    if place is None and all(is_new):
         first = ProductOperand(first.on_gt())
+        second = ProductOperand(b, _in_blocks(b, first.register().spec.mesh))
     wanted = None if out is None else layout_of(_mesh_of_layout(out, mesh, first), out)
     return ProductRequest(first, second, wanted, algorithm)
 

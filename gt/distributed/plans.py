@@ -13,7 +13,7 @@ from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
 from gt.core.meta import ITEM_BYTES, TensorMeta, contiguous_strides
 from gt.core.signatures import Compute, Input, Move, Program
-from gt.distributed.operands import ProductRequest, ProductSource, product_shape, request_product
+from gt.distributed.operands import OperandMove, ProductRequest, ProductSource, product_shape, request_product
 from gt.sharding.host_order import host_share
 from gt.sharding.op_calls import OpCall
 from gt.sharding.placements import Placements
@@ -103,6 +103,7 @@ class _BuiltProduct(NamedTuple):
 
     - `takes`: the operand, 0 or 1, of each register that the program begins with
     - `bases`: the tensors that the instruction names for the operands
+    - `copied_views`: the moves, by operand, that copy views of tensors on other meshes
     - `moved_inputs`: the moves of these before the program: the operand, its layout, and the one after
     """
 
@@ -111,6 +112,7 @@ class _BuiltProduct(NamedTuple):
     program: Program
     takes: dict[int, int]
     bases: tuple[TensorMeta, ...]
+    copied_views: tuple[tuple[OperandMove, ...], ...]
     moved_inputs: tuple[tuple[int, ShardingSpec, ShardingSpec], ...]
 
 
@@ -126,7 +128,8 @@ def plan_product(request: ProductRequest) -> ProductPlan:
 def _build(request: ProductRequest) -> _BuiltProduct:
     a, b, layout, algorithm = request
     mesh = request.mesh([a.register(), b.register()])
-    sources = [a.source(mesh), b.source(mesh)]
+    first = a.source(mesh)
+    sources = [first, b.source(mesh).without(first)]
     builder = ProgramBuilder(mesh, [source.register for source in sources], algorithm=algorithm)
     used = [builder.view(position, source.steps) for position, source in enumerate(sources)]
     metas = tuple([builder.registers[register].meta for register in used])
@@ -142,7 +145,9 @@ def _build(request: ProductRequest) -> _BuiltProduct:
     program, taken = builder.finish((result,), ())
     takes = {register: position for register, (position, _) in zip(program.takes, taken, strict=True)}
     bases = tuple([source.register.meta for source in sources])
-    return _BuiltProduct(schedule, problem, program, takes, bases, tuple(_moved_inputs(sources, taken)))
+    copied_views = tuple([(*source.base_moves, *source.moves) for source in sources])
+    moved_inputs = tuple(_moved_inputs(sources, taken))
+    return _BuiltProduct(schedule, problem, program, takes, bases, copied_views, moved_inputs)
 
 
 def _moved_inputs(
@@ -222,6 +227,8 @@ def _described(name: str, built: _BuiltProduct, alternatives: tuple[Alternative,
 def _movements(built: _BuiltProduct) -> Iterator[tuple[str, int, TensorMeta, ShardingSpec, ShardingSpec]]:
     """All moves, operand by operand: the tensor, the round, its shape and dtype, and its layouts before and after."""
     rounds = built.schedule.rounds
+    for position, copied in enumerate(built.copied_views):
+        yield from [("ab"[position], 0, *move) for move in copied]
     for position, source, target in built.moved_inputs:
         yield "ab"[position], int(len(rounds) == 1), built.bases[position], source, target
     names = {register: "ab"[position] for register, position in built.takes.items()}

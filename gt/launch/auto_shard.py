@@ -119,7 +119,7 @@ def parse_bytes(amount: float | str) -> int:
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z]*)\s*", amount) if isinstance(amount, str) else None
     if match is not None and match[2].upper() in _UNITS:
         amount = float(match[1]) * _UNITS[match[2].upper()]
-    if isinstance(amount, str) or not 1 <= amount < math.inf:
+    if not isinstance(amount, int | float) or not 1 <= amount < math.inf:
         raise SettingsError(f"{amount!r} is no amount of memory; write it as in '16 GiB' or '500 MB'")
     return int(amount)
 
@@ -153,6 +153,10 @@ def _fixed_layouts(constraints: Config | ModelConfig | str | os.PathLike[str] | 
         return constraints.model
     if isinstance(constraints, ModelConfig):
         return constraints
+    if not isinstance(constraints, str | os.PathLike):
+        raise SettingsError(
+            f"constraints={constraints!r} are no layouts: give a gt.ModelConfig, or the path of a signals file"
+        )
     return read_config(Path(constraints), registry.current().signals).model
 
 

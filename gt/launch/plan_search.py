@@ -304,7 +304,7 @@ class PlanSearch:
         own = self._fixed
         if own is None:
             return {}
-        _check_mesh(own, mesh)
+        check_mesh(own, mesh)
         found: dict[str, ShardingSpec] = {}
         for value, names in self._program.names.items():
             entries = [entry for name in names if (entry := own.spec_for(name)) is not None]
@@ -351,11 +351,12 @@ def _changed(
     return ModelConfig(config.mesh, config.workers, own.values(), inputs=inputs, outputs=results.values())  # type: ignore[arg-type]
 
 
-def _check_mesh(config: ModelConfig, mesh: DeviceMesh) -> None:
+def check_mesh(config: ModelConfig, mesh: DeviceMesh) -> None:
+    """Raise LayoutError if a configuration names another mesh."""
     if config.mesh is not None and config.mesh != tuple(zip(mesh.axis_names, mesh.shape, strict=True)):
         named = ", ".join(f"{name}: {size}" for name, size in config.mesh)
         raise LayoutError(
-            f"the fixed layouts are on the mesh {{{named}}}, and the plan is for {mesh}; plan for the same mesh"
+            f"the given layouts are on the mesh {{{named}}}, and the plan is for {mesh}; plan for the same mesh"
         )
 
 

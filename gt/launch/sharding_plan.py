@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import torch
 
-from gt.client.model_layout import apply_model_config, place_parameter
+from gt.client.model_layout import apply_model_config, check_layouts, place_parameter
 from gt.client.step_objects import StepObjects
 from gt.client.tensor import Tensor
 from gt.core.errors import SignalError, nearest
 from gt.core.readable_units import print_bytes
 from gt.dispatcher.step_replay import ReplayedStep
-from gt.launch.plan_search import DATA_PARALLEL, FULLY_SHARDED, REFINED, SOLVER, Candidate, PlanSearch
+from gt.launch.plan_search import DATA_PARALLEL, FULLY_SHARDED, REFINED, SOLVER, Candidate, PlanSearch, check_mesh
 from gt.sharding.calibration import Calibration
 from gt.sharding.constraints import Constraint, DimConstraint
 from gt.sharding.hierarchical_propagation import Propagation, run_hierarchical_propagation_pass
@@ -174,6 +174,8 @@ class Plan:
         config = layouts if isinstance(layouts, ModelConfig) else read_config(layouts, registry.current().signals).model
         if config is None:
             raise SignalError(f"{layouts}: the file has no section `model`, so it lays out nothing")
+        check_mesh(config, self.mesh)
+        check_layouts(self._objects.model, config, self.mesh)
         return self._search.evaluate(self.mesh, config, "given").cost
 
     def diff(self, other: Plan) -> str:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gt.core.errors import LayoutError
+from gt.core.errors import LayoutError, nearest
 from gt.sharding.boxes import balanced_cuts
 from gt.sharding.constraints import Constraint, DimConstraint
 from gt.sharding.factors import Dim, FactorRef
@@ -68,6 +68,8 @@ class Propagation(NamedTuple):
 
     def explain(self, value: str) -> tuple[Decision, ...]:
         """The decisions that led from the user's constraints to the layout of a value."""
+        if value not in self.layouts:
+            raise LayoutError(f"the program has no value {value!r}; {nearest(value, self.layouts)}")
         found = []
         unexplained = {(value, axis) for dim in self.layouts[value].dims for axis in dim.axes}
         for decision in reversed(self.decisions):

@@ -64,6 +64,19 @@ def test_only_what_the_ops_used_is_gathered():
     assert harness.state.copies.keys() == {B}
 
 
+def test_what_no_op_uses_any_more_is_gathered_once_for_nothing_and_then_not():
+    harness = learned()
+    for first, gathered in ((20, {A, B}), (30, {B}), (40, {B})):
+        harness.tell(begin(FIRST, A, B))
+        assert harness.state.copies.keys() == gathered
+        use(harness, B, first=first)
+        harness.tell(DropCopies((A, B)))
+    harness.tell(begin(FIRST, A, B))
+    assert len(harness.state.unused_copies) == 1
+    harness.close()
+    assert not harness.state.unused_copies
+
+
 def test_directions_are_learned_apart():
     harness = learned()
     assert told(harness.tell(begin(SECOND + 1, C))) == []

@@ -77,3 +77,19 @@ def test_a_call_without_an_axis_is_torchs_own():
         gt.distributed.all_gather(on("dp, tp"), axis="pp")
     with pytest.raises(LayoutError, match="dim=2"):
         gt.distributed.all_to_all(on("dp, tp"), axis="tp", dim=2)
+
+
+@pytest.mark.usefixtures("eight_workers")
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda x: gt.distributed.all_gather(x, axis=0), "axis=0 is no name of an axis"),
+        (lambda x: gt.distributed.all_to_all(x, axis="tp", dim=1.5), "dim=1.5 names a dim"),
+        (lambda x: gt.distributed.reduce_scatter(x, axis="tp", dim=None), "dim=None names a dim"),
+        (lambda x: gt.distributed.send(x, to=3.0), "to=3.0 is neither the number of a worker nor a mesh"),
+        (lambda x: gt.distributed.send(x, to=True), "to=True is neither"),
+    ],
+)
+def test_arguments_of_other_types_are_refused(call, reason):
+    with pytest.raises(LayoutError, match=reason):
+        call(on("dp, tp"))

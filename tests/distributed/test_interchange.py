@@ -67,6 +67,14 @@ def test_dtypes_and_mistakes_of_mappers():
         gt.to_torch(gt.distribute(VALUE, grid(), "-, - + dp tp"), mesh_composer=ConcatMeshToTensor(grid(), 0))
     with pytest.raises(LayoutError, match="the composer is of mesh"):
         gt.to_torch(gt.from_torch(VALUE, mesh=gt.mesh(2)), mesh_composer=ConcatMeshToTensor(grid(), 0))
+    with pytest.raises(LayoutError, match="is no mapper"):
+        gt.from_torch(VALUE, mesh_mapper=grid())
+    with pytest.raises(LayoutError, match="is no composer"):
+        gt.to_torch(x, mesh_composer=grid())
+    with pytest.raises(LayoutError, match="dim=7 names a dim that parts of 2 dims do not have"):
+        gt.to_torch(x, mesh_composer=ConcatMeshToTensor(grid(), 7))
+    with pytest.raises(LayoutError, match="dims=0: say one for the rows"):
+        ShardTensor2dMesh(grid(), 0)
 
 
 @pytest.mark.parametrize("layout", ["dp, tp", "dp tp, -", "-, -", "tp, -"])
@@ -91,6 +99,16 @@ def test_parts_that_do_not_fit():
         gt.from_shards([VALUE] * 7 + [VALUE + 1], grid())
     with pytest.raises(LayoutError, match="its shard of"):
         gt.from_shards([torch.ones(3), torch.ones(1)], gt.mesh(2, ("x",)), "x")
+    with pytest.raises(LayoutError, match=r"worker 1 holds torch.float32, and worker 0 torch.int64"):
+        gt.from_shards([torch.ones(1, dtype=torch.int64), torch.full((1,), 0.5)], gt.mesh(2, ("x",)), "x")
+    with pytest.raises(LayoutError, match="the part of worker 0 is no tensor, but of type int"):
+        gt.from_shards([1, 2], gt.mesh(2, ("x",)), "x")
+
+
+def test_equal_parts_may_have_no_numbers():
+    part = torch.tensor([1, float("nan"), float("inf")])
+    x = gt.from_shards([part, part.clone()], gt.mesh(2, ("x",)), "-")
+    torch.testing.assert_close(x.cpu(), part, equal_nan=True)
 
 
 @pytest.mark.parametrize(

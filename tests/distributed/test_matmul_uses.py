@@ -253,3 +253,48 @@ def test_explained_bytes_are_those_counted(make, options, layout):
         assert str(product.spec) == str(plan.out)
     assert (plan.bytes, plan.pairs) == (counted.bytes, counted.pairs)
     check(product, given[0].cpu() @ given[1].cpu())
+
+
+FAR = ((3,), ("z",), (1, 2, 7))
+
+
+@pytest.mark.usefixtures("eight_workers")
+@pytest.mark.parametrize("options", [{}, {"mesh": FAR}, {"mesh": FAR, "out": "z, -", "algo": "inner"}])
+@pytest.mark.parametrize(
+    ("shape", "layout", "view"),
+    [
+        ((16,), "x y", lambda x: x.view(2, 8)),
+        ((7,), "x", lambda x: x.view(1, 7)),
+        ((1, 8), "y, x", lambda x: x.expand(40, 8)),
+        ((3, 6, 8), "-, x, -", lambda x: x[1]),
+        ((12, 8), "x[0:9 9:12], - + y", lambda x: x[::2]),
+    ],
+)
+def test_explained_bytes_of_views_of_tensors_on_other_meshes(options, shape, layout, view):
+    """They are copied first, and the product runs where most bytes of the views are."""
+    options = {name: gt.mesh(*value) if name == "mesh" else value for name, value in options.items()}
+    mesh, other = gt.mesh((2, 4), ("x", "y")), gt.mesh(2, ("w",), (6, 1))
+    value = torch.randn(shape)
+    a = view(gt.distribute(value, mesh, ", ".join("-" * len(shape))).redistribute(mesh, layout))
+    weight = torch.randn(a.shape[1], a.shape[1])
+    b = gt.distribute(weight, other, "w, -")
+    for given, expected in [((a, b), view(value) @ weight), ((a, a.mT), view(value) @ view(value).mT)]:
+        plan = gt.distributed.explain(*given, **options)
+        with gt.debug.comm() as counted:
+            product = gt.distributed.matmul(*given, **options)
+            assert product.spec is plan.out
+        assert (plan.bytes, plan.pairs) == (counted.bytes, counted.pairs)
+        check(product, expected)
+
+
+@pytest.mark.usefixtures("eight_workers")
+@pytest.mark.parametrize("algo", [None, "gather_a", "gather_b", "summa"])
+def test_a_plain_operand_goes_where_the_other_one_is(algo):
+    mesh = gt.mesh(4, ("x",), (4, 5, 6, 7))
+    a = gt.distribute(A, mesh, "x, -")
+    plan = gt.distributed.explain(a, B, algo=algo)
+    with gt.debug.comm() as counted:
+        product = gt.distributed.matmul(a, B, algo=algo)
+    assert product.spec is plan.out and product.spec.mesh is mesh
+    assert (plan.bytes, plan.pairs) == (counted.bytes, counted.pairs)
+    check(product, A @ B)

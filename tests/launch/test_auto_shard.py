@@ -291,8 +291,31 @@ def test_a_tied_parameter_with_two_layouts_is_refused():
 
 
 def test_a_layout_of_another_mesh_is_refused():
-    with pytest.raises(gt.LayoutError, match="the fixed layouts are on the mesh {dp: 4}"):
+    with pytest.raises(gt.LayoutError, match="the given layouts are on the mesh {dp: 4}"):
         plan_of(constraints=gt.ModelConfig({"dp": 4}))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options", "error", "reason"),
+    [
+        ({"dp": 4}, {}, gt.LayoutError, "the given layouts are on the mesh {dp: 4}"),
+        ({"dp": 2, "tp": 2}, {"parameters": {"0.weight": ["tp", "-", "-"]}}, gt.SignalError, "names 3 dims"),
+    ],
+)
+def test_layouts_that_cannot_be_are_not_evaluated(mesh, options, error, reason):
+    plan = plan_of()
+    with pytest.raises(error, match=reason):
+        plan.evaluate(gt.ModelConfig(mesh, **options))
+
+
+def test_an_evaluated_layout_of_nothing_is_a_warning(caplog):
+    plan_of().evaluate(gt.ModelConfig({"dp": 2, "tp": 2}, parameters={"0.wieght": ["dp", "-"]}))
+    assert "'0.wieght' decides about no parameter; did you mean '0.weight'" in caplog.text
+
+
+def test_constraints_that_are_no_layouts_are_refused():
+    with pytest.raises(gt.SettingsError, match="are no layouts: give a gt.ModelConfig"):
+        plan_of(constraints={"0.weight": ["tp", "-"]})
 
 
 def test_a_fixed_layout_of_nothing_is_a_warning(caplog):
@@ -433,6 +456,22 @@ def test_a_plan_prints_what_it_does_and_what_that_costs():
     assert "ms a step" in repr(plan)
 
 
+def test_a_loss_after_the_model_belongs_to_no_module():
+    """Not to the one whose backward came last in the step before."""
+    model = gt.to(torch.nn.Sequential(torch.nn.Embedding(64, 32), torch.nn.Linear(32, 8)))
+
+    def step(x):
+        for part in x.chunk(2):
+            torch.nn.functional.cross_entropy(model(part), part % 8).backward()
+
+    fixed = gt.ModelConfig({"dp": 2, "tp": 2}, inputs=["dp"], outputs={"1": ["dp", "-"]})
+    plan = gt.auto_shard(step, torch.arange(32), constraints=fixed)
+    losses = [op for op in plan.program.ops if op.call.op == "aten.nll_loss_forward.default"]
+    assert [op.module for op in losses] == ["", ""]
+    cost = plan.evaluate(plan.config)
+    assert {each.module for each in cost.collectives if "nll_loss" in each.op} == {""}
+
+
 def test_an_explanation_has_the_alternatives_the_fastest_first():
     plan = plan_of()
     explanation = plan.explain("0.weight")
@@ -468,6 +507,8 @@ def test_the_layouts_of_all_values_follow_by_propagation():
     cut = [value for value, layout in plan.propagation.layouts.items() if layout.axes]
     assert len(cut) > 10
     assert {*plan.program.names} <= {*plan.propagation.layouts}
+    with pytest.raises(gt.LayoutError, match="no value '0.wieght'; did you mean '0.weight'"):
+        plan.propagation.explain("0.wieght")
 
 
 @pytest.mark.parametrize(
@@ -477,7 +518,9 @@ def test_amounts_of_memory(text, nbytes):
     assert parse_bytes(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["16 apples", "1.2.3 GB", "-1 GB", "", 0, -5, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "text", ["16 apples", "1.2.3 GB", "-1 GB", "", b"1 GB", [1], 0, -5, float("nan"), float("inf")]
+)
 def test_what_is_no_amount_of_memory_is_refused(text):
     with pytest.raises(gt.SettingsError, match="is no amount of memory"):
         parse_bytes(text)

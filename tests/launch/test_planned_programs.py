@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
 import gt
@@ -200,6 +201,11 @@ def convolutions():
     return nn.Sequential(*first, nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
 
 
+def bags():
+    """The first sum of bags waits for its shape, and gathers the table."""
+    return nn.Sequential(nn.EmbeddingBag(64, 32), nn.Linear(32, 7))
+
+
 def half_frozen():
     model = mlp()
     model[0].requires_grad_(False)
@@ -227,8 +233,15 @@ PROGRAMS = {
     "convolutions": (convolutions, trained_by(sgd, functional.cross_entropy), (rows(8, 3, 8, 8)[0], LABELS[:8])),
     "frozen": (half_frozen, trained_by(sgd), rows(32, 32)),
     "sizes that do not divide": (lambda: nn.Linear(7, 7), trained_by(sgd), rows(9, 7)),
+    "written buffers": (lambda: spectral_norm(nn.Linear(32, 32)), trained_by(sgd), rows(32, 32)),
+    "bags": (bags, trained_by(sgd, functional.cross_entropy), (torch.arange(64).view(16, 4), torch.arange(16) % 7)),
     "one element": (lambda: nn.Linear(1, 1), trained_by(sgd), rows(2, 1)),
 }
+
+
+# Steps whose bytes differ. The first one sends what is sent once, and in the second one modules gather what their ops
+# used in the first.
+WARM_UP = {"bags": 2}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -250,4 +263,4 @@ def test_a_program_is_planned_and_runs_as_predicted(name, tmp_path):
             loss = ours(*args)
         tolerance = 2e-2 if name == "bfloat16" else 1e-4
         torch.testing.assert_close(loss.detach().cpu(), theirs(*args).detach(), rtol=tolerance, atol=tolerance)
-        assert number == 0 or c.bytes == plan.bytes
+        assert number < WARM_UP.get(name, 1) or c.bytes == plan.bytes

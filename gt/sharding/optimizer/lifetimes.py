@@ -41,7 +41,7 @@ def lifetimes(program: RecordedProgram, groups: UpdateGroups) -> dict[str, tuple
     home: dict[str, str] = {}
     spans: dict[str, list[int]] = {}
     for number, op in enumerate(program.ops):
-        for value in op.inputs:
+        for value in (*op.inputs, *filter(None, op.written)):  # an argument out= is written only
             base = home.setdefault(value, value)
             spans.setdefault(base, [-1, end])
             if spans[base][0] >= 0:

@@ -158,6 +158,8 @@ class _ProgramReader:
     def _mark(self, mark: ModuleMark) -> None:
         if mark.kind == ENTER:
             self._stack.append(mark.module)
+            if not mark.module:  # the model begins, so backward has ended
+                self._backward = ""
         elif mark.kind == LEAVE:
             self._stack.pop()
         else:
