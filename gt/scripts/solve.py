@@ -31,6 +31,8 @@ def main() -> int:
         workers = options.workers or (math.prod(map(int, options.mesh.split("x"))) if options.mesh else 8)
     except ValueError:
         parser.error(f"--mesh {options.mesh} is no shape such as 2x4")
+    if options.out is not None and not options.out.parent.is_dir():  # before planning, which takes long
+        parser.error(f"--out {options.out}: there is no folder {options.out.parent}")
     try:
         plan = solve(options, workers)
     except GTError as error:
@@ -52,9 +54,14 @@ def solve(options: argparse.Namespace, workers: int) -> Any:
     step = names.get("step")
     if not callable(step):
         raise gt.SessionError(f"{options.script} defines no function step(); name the function of one step so")
+    args = names.get("example_args", ())
+    if not isinstance(args, tuple | list):
+        raise gt.SessionError(
+            f"example_args of {options.script} is a {type(args).__name__}; make it a tuple of the arguments of step()"
+        )
     return gt.auto_shard(
         step,
-        *names.get("example_args", ()),
+        *args,
         mesh=options.mesh or None,
         memory=options.memory,
         constraints=options.constraints,

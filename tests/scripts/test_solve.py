@@ -47,6 +47,8 @@ def test_a_plan_is_written_and_progress_is_told(tmp_path):
         (("--mesh", "1x2"), "return loss.item()", 1, "train.py:15: the value of a tensor"),
         (("--mesh", "two"), "return loss", 2, "--mesh two is no shape such as 2x4"),
         (("--mesh", "1x2", "--memory", "1KB"), "return loss", 1, "no layout was found"),
+        (("--mesh", "1x2", "--out", "missing/plan.yaml"), "return loss", 2, "there is no folder missing"),
+        (("--mesh", "1x2"), "return loss\n\nexample_args = example_args[0]", 1, "is a Tensor; make it a tuple"),
     ],
 )
 def test_what_cannot_be_planned_is_told(tmp_path, options, read, code, reason):
