@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 import zmq
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from gt.core.ids import session_of
@@ -25,6 +25,7 @@ from tests.records import INLINE, SMALL, own
 from tests.subprocesses import running, server_keys, start
 
 PER_EXAMPLE = 25  # frames
+PER_DRAW = 5_000  # frames: hypothesis keeps all that it has drawn in memory until it draws anew
 SILENCE = 60  # seconds, on a machine that does other things
 SECRET = bytes(range(16))
 
@@ -196,21 +197,25 @@ def noticed_errors():
         logging.getLogger("gt").removeHandler(handler)
 
 
+def draw_batches(send_all, kinds, largest, frames, number):
+    """Call `send_all` with batches of so many frames together. `number` is the seed."""
+    drawn = settings(
+        max_examples=max(frames // PER_EXAMPLE, 1),
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    batches = st.lists(messages(kinds, largest), min_size=PER_EXAMPLE, max_size=PER_EXAMPLE)
+    seed(number)(drawn(given(batch=batches)(send_all)))()
+
+
 def run(harness, count, kinds, send, largest):
     """Send so many frames. Memory, files and threads are those of before."""
     process = psutil.Process()
     sent = 0
     with noticed_errors() as errors:
 
-        @settings(
-            max_examples=max(count // PER_EXAMPLE, 1),
-            deadline=None,
-            database=None,
-            phases=[Phase.explicit, Phase.generate],
-            suppress_health_check=list(HealthCheck),
-            derandomize=True,
-        )
-        @given(batch=st.lists(messages(kinds, largest), min_size=PER_EXAMPLE, max_size=PER_EXAMPLE))
         def send_all(batch):
             nonlocal sent
             send(harness, batch)
@@ -219,7 +224,8 @@ def run(harness, count, kinds, send, largest):
 
         send(harness, [])
         before = process.memory_info().rss, process.num_fds(), threading.active_count()
-        send_all()
+        for number in range(0, count, PER_DRAW):
+            draw_batches(send_all, kinds, largest, min(count - number, PER_DRAW), number)
     gc.collect()
     harness.until(lambda: len(harness.server.dispatcher.state.sessions) == 1)
     assert sent >= count * 0.9
