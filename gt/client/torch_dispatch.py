@@ -6,10 +6,12 @@ Everything in this file is a hot path.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from gt.client import active_session
 from gt.client.cached_calls import CachedCall, HandleType, is_normal_in_inference
@@ -58,9 +60,12 @@ def dispatch(
     try:
         op = _schemas.get(func) or schema_for(func)
         session = active_session.active or active_session.current()
-        is_composed = op.is_special and not (op.joins or (op.split and session.alone))
-        if is_composed and not (request is not None and request.is_undivided):
-            return _run_special(cls, op, args, kwargs or {})
+        if op.is_special and (op.split or request is None or not request.is_undivided):
+            return (
+                _run_on_lists(cls, session, op, args, kwargs, request)
+                if op.split
+                else _run_special(cls, op, args, kwargs or {})
+            )
         if not kwargs and len(args) <= op.leading and request is None:
             cache_key: tuple[Any, ...]
             scalars: list[Any] = []
@@ -166,6 +171,35 @@ def _classify_and_run(
     if call is None:
         call = infer_call(session, op, args, kwargs or {}, cache_key, refs, request)
     return call.run(cls, session, refs, scalars, args, kwargs)
+
+
+def _run_on_lists(
+    cls: HandleType,
+    session: Session,
+    op: OpSchema,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    request: OpRequest | None,
+) -> Any:
+    """Run an op on lists of tensors, and raise the versions of those that it writes to, by which autograd finds values
+    that were overwritten before backward. Torch raises them for other ops, but for these only in its kernels."""
+    is_whole = op.joins or session.alone or (request is not None and request.is_undivided)
+    if is_whole:
+        result = _classify_and_run(cls, session, op, args, kwargs, request)
+    else:
+        result = _run_special(cls, op, args, kwargs or {})
+    if op.writes:
+        increment_version([each for each in _written_in_lists(op, args, kwargs or {}) if not each.is_inference()])
+    return result
+
+
+def _written_in_lists(op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    for kind, value in zip(op.kinds, args, strict=False):
+        if kind is _TARGETS:
+            yield from value
+    for name, value in kwargs.items():
+        if op.kwarg_kinds[name] is _TARGETS:
+            yield from value
 
 
 def _run_special(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

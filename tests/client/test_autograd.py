@@ -162,6 +162,51 @@ def test_a_write_to_a_saved_tensor_is_noticed():
         z.backward()
 
 
+WRITES_TO_LISTS = {
+    "_foreach_add_": lambda written: torch._foreach_add_(written, 1.0),
+    "_foreach_lerp_": lambda written: torch._foreach_lerp_(written, [each.detach() * 2 for each in written], 0.5),
+    "_foreach_mul_": lambda written: torch._foreach_mul_(written, 2.0),
+    "_foreach_copy_": lambda written: torch._foreach_copy_(written, [torch.ones(2) for _ in written]),
+    "_foreach_zero_": torch._foreach_zero_,
+}
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("write", WRITES_TO_LISTS.values(), ids=WRITES_TO_LISTS)
+def test_a_write_to_a_list_of_saved_tensors_is_noticed(write, grad):
+    """Also where one tensor of the list is plain."""
+    x = gt.ones(2, requires_grad=True)
+    saved, other, plain = x * 2, gt.ones(2), torch.ones(2)
+    y = saved.exp().sum() + (saved * saved).sum()
+    versions = [each._version for each in (saved, other, plain)]
+    for written in ([saved, other], [plain, other]):
+        with torch.set_grad_enabled(grad):
+            write(written)
+    after = [each._version for each in (saved, other, plain)]
+    assert [new - old for new, old in zip(after, versions, strict=True)] == [1, 2, 1]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+@pytest.mark.parametrize("write", WRITES_TO_LISTS.values(), ids=WRITES_TO_LISTS)
+def test_lists_of_tensors_without_versions_can_be_written(write):
+    with torch.inference_mode():
+        written = [gt.ones(2), gt.ones(2)]
+        write(written)
+        assert torch.equal(*written)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
+def test_a_step_between_forward_and_backward_is_noticed(kind):
+    model = gt.nn.Sequential(gt.nn.Linear(3, 3), gt.nn.Linear(3, 1))
+    optimizer = kind(model.parameters(), lr=0.1)
+    first, second = (model(gt.ones(2, 3)).sum() for _ in range(2))
+    first.backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        second.backward()
+
+
 def test_a_write_through_data_is_not_noticed():
     def run(x):
         y = x * x

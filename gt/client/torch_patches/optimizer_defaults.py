@@ -53,7 +53,8 @@ def _preferring_lists(choose: Callable[..., tuple[bool, bool]], handle: type[tor
         params: list[torch.Tensor], differentiable: bool, use_fused: bool = False
     ) -> tuple[bool, bool]:
         fused, lists = choose(params, differentiable, use_fused)
-        if not (fused or lists or differentiable) and params:
+        # In a step gradients are enabled if it is differentiable, which SGD does not say.
+        if not (fused or lists or differentiable or torch.is_grad_enabled()) and params:
             lists = all(_is_on_gt(each, handle) and each.dtype in _DTYPES for each in params)
         return fused, lists
 

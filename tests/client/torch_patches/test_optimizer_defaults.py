@@ -32,11 +32,28 @@ def test_an_optimizer_asks_for_the_choice(name):
 
 def test_the_choice_for_tensors_on_gt(embedded):
     choose = module_of("adam")._default_to_fused_or_foreach
-    assert choose([gt.ones(2), gt.ones(3, dtype=torch.float64)], False) == (False, True)
-    assert choose([gt.ones(2), torch.ones(2)], False) == (False, False)
-    assert choose([gt.ones(2, dtype=torch.bfloat16)], False) == (False, False)
-    assert choose([gt.ones(2)], True) == (False, False)  # differentiable
-    assert choose([], False) == (False, True)
+    with torch.no_grad():  # as in a step
+        assert choose([gt.ones(2), gt.ones(3, dtype=torch.float64)], False) == (False, True)
+        assert choose([gt.ones(2), torch.ones(2)], False) == (False, False)
+        assert choose([gt.ones(2, dtype=torch.bfloat16)], False) == (False, False)
+        assert choose([gt.ones(2)], True) == (False, False)  # differentiable
+        assert choose([], False) == (False, True)
+    assert choose([gt.ones(2)], False) == (False, False)  # a differentiable step of SGD
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_a_step_is_differentiable_by_its_learning_rate(embedded, name):
+    def gradients(to):
+        x, rate = (to(torch.tensor(value)).requires_grad_() for value in ([1.0, -2.0, 3.0], 0.1))
+        parameter = x.clone()
+        optimizer = getattr(torch.optim, name)([parameter], lr=rate, differentiable=True)
+        parameter.grad = x * 2
+        optimizer.step()
+        parameter.sum().backward()
+        return [x.grad.tolist(), rate.grad.tolist()]
+
+    found, wanted = gradients(gt.to), gradients(lambda tensor: tensor)
+    assert found == [pytest.approx(each) for each in wanted]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
