@@ -20,9 +20,12 @@ from gt.dispatcher.peers import NO_PROGRESS, Peer, PeerTable
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.addresses import is_ipv4
+from gt.wire.file_descriptors import open_files_limit
 from gt.wire.process_identity import host_name, start_mark, this_host
 
 log = logging.getLogger("gt.dispatcher")
+
+_KEY_SHARE, _ALL_SHARE = 8, 4  # sessions of a key, and of all keys: at most this part of the files that may be open
 
 
 @contextmanager
@@ -73,10 +76,24 @@ class Handshakes:
         if hello.role == "worker":
             self._welcome_worker(identity, hello)
         elif hello.role == "client":
+            self._require_room(key)
             self._waiting[identity] = _WaitingClient(hello, key)
         else:
             raise ProtocolError(f"{hello.role!r} is not a role; clients and workers connect here", "unknown")
         self.welcome_waiting()
+
+    def _require_room(self, key: str) -> None:
+        """Refuse a session for which there may be no files: each connection takes two, and workers need some too."""
+        keys = [peer.key for peer in self._peers.by_identity.values() if peer.is_client]
+        keys += [client.key for client in self._waiting.values()]
+        files = open_files_limit()
+        most, of_key = max(files // _ALL_SHARE, 1), max(files // _KEY_SHARE, 1)
+        if len(keys) >= most or keys.count(key) >= of_key:
+            raise ProtocolError(
+                f"the server has {len(keys)} sessions, {keys.count(key)} of this key; with {files} files that it may "
+                f"open it takes {most}, {of_key} of a key. End some of them, or raise its limit: ulimit -n",
+                "limit",
+            )
 
     def is_waiting(self, identity: bytes) -> bool:
         """Whether a client has said hello over this connection, and waits for workers."""

@@ -31,6 +31,7 @@ from gt.wire.codec import Buffer
 
 EVERYBODY = "*"  # in place of the name of a key: all sessions may subscribe
 MAX_PUBLISHED = 1 << 14  # names of a server
+MAX_OF_KEY = 1 << 12  # names that sessions of one key publish
 
 
 class Publications(NamedTuple):
@@ -49,8 +50,8 @@ class Publications(NamedTuple):
         if known is not None and state.sessions[known.session].key != session.key:
             self._refuse(session, publish.request, f"{publish.name!r} is published by sessions of another key")
             return
-        if known is None and len(state.published) >= MAX_PUBLISHED:
-            self._refuse(session, publish.request, f"{MAX_PUBLISHED} tensors are published already")
+        if known is None and (full := self._describe_limit(session.key)):
+            self._refuse(session, publish.request, full)
             return
         self.buckets.reduce(session, (publish.id,), "publish", publish.site)
         spec = state.tensor(publish.id).spec
@@ -63,6 +64,16 @@ class Publications(NamedTuple):
             self.outgoing.free(state.unpublish(publish.name))
         state.publish(publish.name, PublishedTensor(version, session.ident, publish.to))
         self.outgoing.answer(session.ident, Published(publish.request))
+
+    def _describe_limit(self, key: str) -> str:
+        """The limit that one more name of a key would exceed; "" if there is none."""
+        state = self.state
+        if len(state.published) >= MAX_PUBLISHED:
+            return f"{MAX_PUBLISHED} tensors are published already"
+        if len(state.published) < MAX_OF_KEY:
+            return ""
+        count = sum(state.sessions[published.session].key == key for published in state.published.values())
+        return f"sessions of this key publish {count} tensors already" if count >= MAX_OF_KEY else ""
 
     def unpublish(self, session: SessionRecord, unpublish: UnpublishTensor, _: Buffer | None) -> None:
         self.state.require_new_request(unpublish.request)

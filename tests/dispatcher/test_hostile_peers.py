@@ -471,3 +471,13 @@ def test_junk_does_not_end_the_server(server, junk, who):
         peer.malformed_messages = 0
     body = msgspec.msgpack.encode(junk)
     server.receive_frames(who, [header_of(body) + body])
+
+
+def test_the_sessions_of_a_key_are_limited(server, monkeypatch):
+    monkeypatch.setattr("gt.dispatcher.handshakes.open_files_limit", lambda: 24)
+    assert [type(*server.hear(who, hello("client"))) for who in (b"second", b"third")] == [Welcome, Welcome]
+    (refused,) = server.hear(b"fourth", hello("client"))
+    assert "the server has 3 sessions, 3 of this key" in refused.reason
+    assert server.refusals.read()["limit"] == 1
+    server.hear(b"second", Goodbye())
+    assert [type(answer) for answer in server.hear(b"fifth", hello("client"))] == [Welcome]

@@ -222,3 +222,15 @@ def test_a_write_with_another_number_of_inputs_is_refused(inputs, caplog):
     harness.define(OP, ADD_)
     (answer,) = answers(harness.tell(run(OP, inputs, (C,))))
     assert "aten.add_.Tensor takes 2 tensors and gives 1" in answer.reason and "Traceback" not in caplog.text
+
+
+def test_the_published_names_of_a_key_are_limited(monkeypatch):
+    monkeypatch.setattr("gt.dispatcher.publications.MAX_OF_KEY", 2)
+    harness = publishing(keys=("team", "others"))
+    for name in "ab":
+        assert answers(publish(harness, name=name)) == [Published(R1)]
+    (answer,) = answers(publish(harness, name="c"))
+    assert answer == NotPublished(R1, "sessions of this key publish 2 tensors already")
+    harness.create(THEIRS, session=2)
+    assert answers(publish(harness, THEIRS, "d", session=2)) == [Published(R2)]
+    assert answers(publish(harness, name="a")) == [Published(R1)], "a name that is there may get another value"
