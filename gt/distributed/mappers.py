@@ -85,6 +85,10 @@ class MeshToTensor(NamedTuple):
         for dim in self.dims:
             if not isinstance(dim, int) or not -joined[0].dim() <= dim < joined[0].dim():
                 raise LayoutError(f"dim={dim!r} names a dim that parts of {joined[0].dim()} dims do not have")
+        if len(set(self.dims)) > len({dim % joined[0].dim() for dim in self.dims}):
+            raise LayoutError(
+                f"dims={self.dims} name one dim of parts of {joined[0].dim()} dims; name two different ones"
+            )
         for size, dim in zip(reversed(self.mesh.shape), reversed(self.dims), strict=True):
             joined = [torch.cat(joined[start : start + size], dim) for start in range(0, len(joined), size)]
         return joined[0]

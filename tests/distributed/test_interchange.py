@@ -61,6 +61,8 @@ def test_dtypes_and_mistakes_of_mappers():
         gt.from_torch(VALUE, mesh_mapper=ShardTensorToMesh(grid(), 0), placements="dp, -")
     with pytest.raises(LayoutError, match="different workers"):
         gt.from_torch(VALUE, mesh=gt.mesh(2), mesh_mapper=ShardTensorToMesh(grid(), 0))
+    with pytest.raises(LayoutError, match=r"dims=\(1, -1\) name one dim of parts of 2 dims"):
+        gt.to_torch(gt.distribute(VALUE, grid(), "-, -"), mesh_composer=ConcatMesh2dToTensor(grid(), (1, -1)))
     with pytest.raises(LayoutError, match="two different dims"):
         ConcatMesh2dToTensor(grid(), (0, 0))
     with pytest.raises(LayoutError, match="is partial"):
