@@ -42,9 +42,17 @@ def two_workers():
 
 
 def fork_server():
-    """The process that forks workers. Programs of other tests may have ended, and wait for somebody to ask how."""
-    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    (process,) = [child for child in children if "fork_server" in " ".join(child.cmdline())]
+    """The process that forks workers. It has no command line for a moment after it was started, and programs of other
+    tests may have ended, and wait for somebody to ask how."""
+    found: list[psutil.Process] = []
+
+    def find():
+        children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+        found[:] = [child for child in children if "fork_server" in " ".join(child.cmdline())]
+        return found
+
+    wait_until(find, what="the fork server")
+    (process,) = found
     return process
 
 
