@@ -44,7 +44,7 @@ _schemas: dict[OpOverload, OpSchema] = {}
 _is_profiled = False
 
 
-def dispatch(
+def dispatch(  # noqa: PLR0912  (hot path)
     cls: HandleType,
     func: OpOverload,
     types: Any,
@@ -60,12 +60,11 @@ def dispatch(
     try:
         op = _schemas.get(func) or schema_for(func)
         session = active_session.active or active_session.current()
-        if op.is_special and (op.split or request is None or not request.is_undivided):
-            return (
-                _run_on_lists(cls, session, op, args, kwargs, request)
-                if op.split
-                else _run_special(cls, op, args, kwargs or {})
-            )
+        if op.is_special:
+            if op.split:
+                return _run_on_lists(cls, session, op, args, kwargs, request)
+            if request is None or not request.is_undivided:
+                return _run_special(cls, op, args, kwargs or {})
         if not kwargs and len(args) <= op.leading and request is None:
             cache_key: tuple[Any, ...]
             scalars: list[Any] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, MutableSequence, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -39,6 +39,8 @@ from gt.wire import shared_memory
 from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, Payload
 from gt.wire.process_identity import host_name
 
+ClientMessage: TypeAlias = QueuedInstruction | AckRead | AckBytes | AckMessages
+
 TURN_SECONDS = 0.01  # in which instructions of a session are carried out before other peers are heard
 
 log = logging.getLogger("gt.dispatcher")
@@ -55,9 +57,7 @@ class ClientMessages:
         self._departures = departures
         self._administration = SessionAdministration(dispatcher, peers)
         self._buffers = shared_memory.AttachedBuffers()
-        self._decoder: Decoder[Instruction | AckRead | AckBytes | AckMessages | ReadSessions | EndSession] = Decoder(
-            Instruction | AckRead | AckBytes | AckMessages | ReadSessions | EndSession, MAX_INSTRUCTIONS
-        )
+        self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage, MAX_INSTRUCTIONS)
         self.is_draining = False
         self.interrupted: dict[int, Peer] = {}
 
@@ -142,6 +142,7 @@ class ClientMessages:
                 self.proceed(client)
 
     def proceed_with_interrupted(self) -> None:
+        """Go on with the instructions of clients whose time was over at the last turn."""
         interrupted, self.interrupted = self.interrupted, {}
         for client in interrupted.values():
             with internal_errors_logged(f"the instructions of client {client.ident}"):

@@ -72,7 +72,10 @@ class DispatcherView:
 
     def read_failures(self) -> FailuresState:
         log = self._dispatcher.failures
-        lost = [LostWorker(number, *dead[:3]) for number, dead in list(self._dispatcher.state.dead_workers.items())]
+        lost = [
+            LostWorker(number, dead.pid, dead.reason, dead.last_op)
+            for number, dead in list(self._dispatcher.state.dead_workers.items())
+        ]
         return read_unlocked(lambda: FailuresState(log.count, log.latest(), tuple(lost)))
 
     def _read_memory(self) -> MemoryState:
