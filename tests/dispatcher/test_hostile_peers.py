@@ -267,6 +267,15 @@ def test_a_client_with_many_requests_does_not_keep_the_server_from_others(server
         assert [answer.request for answer in _told(server, b"client")] == [own(number)]
 
 
+def test_a_server_does_not_drain_for_a_client_that_has_left(server, monkeypatch):
+    monkeypatch.setattr("gt.dispatcher.client_messages.TURN_SECONDS", 0.0)
+    server.hear(b"client", *[ReadStory(own(number), own(1)) for number in range(1, 4)])
+    server.drain()
+    assert not server._is_drained()
+    server.lose_peer(b"client")
+    assert server._is_drained()
+
+
 def test_a_client_is_given_no_lists_of_sessions_that_it_does_not_take(server, monkeypatch):
     monkeypatch.setattr(backpressure, "MAX_UNREAD", 2000)
     server.hear(b"other", hello("client", program="x" * 500))
