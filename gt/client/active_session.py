@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from gt.client.geometry import forget_geometries
-from gt.client.scope_stack import push
+from gt.client.scope_stack import note_use, push
 from gt.client.session import Session
 from gt.client.storage import ROOT
 from gt.client.torch_patches.avoid_dynamo_import import import_shape_functions
@@ -27,6 +27,13 @@ def set_connector(connect: Callable[[], Session]) -> None:
 def enter_scope(name: str, backward: str | None = None, owner: object = None) -> None:
     """Enter a signal scope; the active session, if any, finds the scope of each op from then on."""
     push(name, backward, owner)
+    if active is not None:
+        active.resolve_scopes()
+
+
+def follow_scopes() -> None:
+    """From now on, look for the scope of each op, as if the program had entered one."""
+    note_use()
     if active is not None:
         active.resolve_scopes()
 

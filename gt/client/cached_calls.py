@@ -84,7 +84,7 @@ class SingleResultCall:
         if self.random:
             scalars.append(draw_key(args, kwargs))
         result = Storage(session, next(session.ids), self.geometry)
-        scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, self.geometry)
+        scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, result)
         site = session.sites.current(3)
         if _thread_count() > session.quiet_threads or session.is_traced:
             outputs = (result.id,)
@@ -115,7 +115,7 @@ class MultiResultCall:
             scalars.append(draw_key(args, kwargs))
         results = [Storage(session, next(session.ids), geometry) for geometry in self.geometries]
         outputs = tuple([result.id for result in results])
-        scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, None)
+        scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, *results)
         site = session.sites.current()
         session.outbox.submit(lambda ids: RunOp(self.op_id, ids, outputs, tuple(scalars), scope, site), refs)
         return self.rebuild([wrap(cls, result) for result in results])
@@ -185,7 +185,7 @@ class WriteCall:
         written = [refs[position].storage for position in self.writes]
         new_ids = [next(session.ids) for _ in written]
         outputs = (*[result.id for result in results], *new_ids)
-        scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, None)
+        scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, *results)
         site = session.sites.current()
         session.outbox.submit(
             lambda ids: RunOp(self.op_id, ids, outputs, tuple(scalars), scope, site), refs, written, new_ids
@@ -223,7 +223,7 @@ class QueryCall:
         written = [refs[position].storage for position in self.writes]
         new_ids = tuple([next(session.ids) for _ in written])
         request = next(session.ids)
-        scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, None)
+        scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs)
         site = session.sites.current()
 
         def build(ids: tuple[int, ...]) -> QueryOp:

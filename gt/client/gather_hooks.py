@@ -5,7 +5,8 @@ Eager code does not know the last use of a tensor, but a module has an end. A co
 module ends. If a gradient needs it, it is gathered again, and dropped when the backward of the next module begins or
 when backward ends. A module's backward begins with the autograd nodes of its outputs, so these nodes get hooks: unlike
 torch's full backward hooks, they change no tensor. Where a forward runs inside backward (checkpoints), nothing is
-dropped, since its backward follows. Dropping a copy never changes a value: an op that needs it gathers it again.
+dropped, since its backward follows. What is computed of a parameter alone, as its cast to another dtype, is cut as the
+parameter is, and its copies are dropped with those of the parameter. Dropping a copy never changes a value: an op that needs it gathers it again.
 
 Modules mostly run in the same order each time, so the dispatcher is also told which module is likely to follow.
 """
@@ -197,14 +198,16 @@ def _reshards() -> bool:
 
 
 def _drop(hooks: Iterable[GatherHook], kept: GatherHook | None = None) -> None:
-    """Let the dispatcher drop the copies of the parameters of some modules, except parameters that `kept` has too."""
+    """Let the dispatcher drop the copies of the parameters of some modules, and of tensors computed of these alone,
+    except parameters that `kept` has too."""
     session = _open_session()
     if session is None:
         return
     shared = _storages(session, kept.own_parameters()) if kept is not None else []
     found = _storages(session, itertools.chain.from_iterable(hook.parameters() for hook in hooks))
-    dropped = [storage for storage in found if not any(storage is other for other in shared)]
-    if dropped:
+    parameters = [storage for storage in found if not any(storage is other for other in shared)]
+    derived = {id(storage): storage for parameter in parameters for storage in parameter.live_derived()}
+    if dropped := [*parameters, *derived.values()]:
         session.outbox.submit(DropCopies, dropped)
 
 

@@ -249,6 +249,7 @@ def _hook_places(places: dict[torch.nn.Module, list[ParameterPlace]]) -> None:
 
 
 def _add_gather_hook(part: torch.nn.Module, hook: GatherHook) -> None:
+    active_session.follow_scopes()  # which tensors are computed of parameters is noted with the scope of each op
     _gather_hooks[part] = hook
     _hooks.setdefault(part, []).extend(
         [part.register_forward_pre_hook(hook.begin_forward), part.register_forward_hook(hook, always_call=True)]

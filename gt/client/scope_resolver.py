@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gt.client.geometry import Geometry
 from gt.client.scope_stack import ScopeFrame, frame_of_node, in_use, note_nodes, top
-from gt.client.storage import TensorRef
+from gt.client.storage import Storage, TensorRef, note_derived
 from gt.client.torch_patches.autograd_nodes import FIRST_ACCUMULATING, current_node, sequence_number
 from gt.core.messages import DefineScope, WorkerInfo, hosts_of
 from gt.core.signatures import PolicyRecord, as_name
@@ -42,10 +41,13 @@ class ScopeResolver:
         self._unknown: set[str] = set()
         self._of_created: tuple[Sequence[WorkerInfo], PolicyRecord] | None = None  # for which workers, and the policy
 
-    def scope_id(self, refs: Sequence[TensorRef], geometry: Geometry | None) -> int:
-        """The id of an op's scope, 0 for none; `geometry` is that of its single result. Hot path."""
+    def scope_id(self, refs: Sequence[TensorRef], *results: Storage) -> int:
+        """The id of an op's scope, 0 for none; `results` are its new tensors. Hot path."""
         if refs and not in_use():  # without scopes, only tensors that are created have a layout
             return 0
+        is_neutral = bool(refs) and all(map(_is_neutral, refs))
+        if is_neutral:
+            note_derived(refs, results)
         frame, is_gradient = top(), False
         autograd_node = current_node()
         if autograd_node is not None and (frame is None or frame.autograd_node is not autograd_node):
@@ -56,14 +58,14 @@ class ScopeResolver:
             forward = frame_of_node(number)
             frame = forward.backward_frame() if forward is not None else frame
         note_nodes(frame)
-        scope_id = self._id_of_frame(frame, refs, is_gradient) if frame is not None else 0
-        return scope_id if scope_id or refs or geometry is None else self._id_of_created(geometry)
+        scope_id = self._id_of_frame(frame, is_neutral, is_gradient) if frame is not None else 0
+        return scope_id if scope_id or refs or len(results) != 1 else self._id_of_created(results[0].geometry.shape)
 
-    def _id_of_frame(self, frame: ScopeFrame, refs: Sequence[TensorRef], is_gradient: bool) -> int:
+    def _id_of_frame(self, frame: ScopeFrame, is_neutral: bool, is_gradient: bool) -> int:
         resolved, workers = frame.resolved, self._session.workers
         if resolved is None or resolved[0] is not self or resolved[1] != registry.version or resolved[2] is not workers:
             resolved = frame.resolved = (self, registry.version, workers, *self._resolve(frame))
-        if refs and all(map(_is_neutral, refs)):
+        if is_neutral:
             return resolved[4]
         return resolved[5] if is_gradient else resolved[3]
 
@@ -114,12 +116,12 @@ class ScopeResolver:
 
     def layout_of_upload(self, shape: Sequence[int]) -> ShardingSpec | None:
         """The layout of a tensor of host data that is created now; None if the scope names none."""
-        policy = self._policies.get(self.scope_id((), None))
+        policy = self._policies.get(self.scope_id(()))
         return policy.layout(tuple(shape)) if policy is not None else None
 
-    def _id_of_created(self, geometry: Geometry) -> int:
+    def _id_of_created(self, shape: Sequence[int]) -> int:
         """The id of the automatic scope, which cuts a created tensor over all workers; 0 if it stays whole."""
-        shape, count = geometry.shape, len(self._session.workers)
+        count = len(self._session.workers)
         if count < 2 or self._auto is False or not shape or shape[0] < 2:
             return 0
         if self._auto is None and (len(shape) != 2 or shape[0] % count):
@@ -145,5 +147,6 @@ class ScopeResolver:
 
 
 def _is_neutral(ref: TensorRef) -> bool:
-    """Whether a tensor is a parameter or has no dims."""
-    return ref.storage.is_parameter or not ref.geometry.shape
+    """Whether a tensor is a parameter, was computed of parameters alone, or has no dims."""
+    storage = ref.storage
+    return storage.is_parameter or storage.derived is not None or not ref.geometry.shape

@@ -104,14 +104,19 @@ _in_use = False
 
 
 def in_use() -> bool:
-    """Whether this process has entered any scope."""
+    """Whether this process has entered any scope, or ops are followed as if it had."""
     return _in_use
+
+
+def note_use() -> None:
+    """Count as a process that has entered a scope."""
+    global _in_use
+    _in_use = True
 
 
 def push(name: str, backward: str | None = None, owner: object = None) -> ScopeFrame:
     """Enter a scope."""
-    global _in_use
-    _in_use = True
+    note_use()
     for given in (name, *([] if backward is None else [backward])):
         if not isinstance(given, str) or not given:
             raise SignalError(f"the name of a signal is a text that is not empty, not {given!r}")

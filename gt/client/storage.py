@@ -9,9 +9,11 @@ same geometry (`detach`, `.data`) share one.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from weakref import ref as WeakRef  # noqa: N812
 
 import msgspec
 from torch import Size
@@ -50,21 +52,26 @@ class ViewPath:
 ROOT = ViewPath(())
 
 
-class Storage(msgspec.Struct, eq=False):
+class Storage(msgspec.Struct, eq=False, weakref=True):
     """A struct because one is made for every op: making it takes a quarter of the time of a plain class.
 
-    `key` is the tensor's part of a cached call's key: here the geometry, and for a view its path."""
+    `key` is the tensor's part of a cached call's key: here the geometry, and for a view its path. `derived` are the
+    tensors that were computed of a parameter alone, such as its cast to another dtype; they have the same list."""
 
     session: Session
     id: int
     geometry: Geometry
     is_parameter: bool = False
+    derived: list[WeakRef[Storage]] | None = None
     path: ClassVar[ViewPath | None] = None
     key: ClassVar[Geometry]
 
     @property
     def storage(self) -> Storage:
         return self
+
+    def live_derived(self) -> list[Storage]:
+        return [storage for each in self.derived or () if (storage := each()) is not None]
 
 
 Storage.key = Storage.geometry  # the same slot by another name, which costs nothing to read
@@ -82,6 +89,18 @@ def collect_into(collected: deque[Storage]) -> None:
 
 def is_collected_into(collected: deque[Storage]) -> bool:
     return Storage.__del__.__wrapped__.__self__ is collected  # type: ignore[attr-defined, no-any-return]
+
+
+def note_derived(refs: Sequence[TensorRef], results: Sequence[Storage]) -> None:
+    """Note the results of an op on parameters alone with the first parameter."""
+    storages = [ref.storage for ref in refs]
+    owner = next((each for each in storages if each.is_parameter or each.derived is not None), None)
+    if owner is not None:
+        live = [] if owner.derived is None else owner.derived
+        live[:] = [each for each in live if each() is not None]
+        live.extend(map(WeakRef, results))
+        for storage in (owner, *results):
+            storage.derived = live
 
 
 class StorageView:

@@ -367,3 +367,81 @@ def test_the_limit_holds_where_copies_are_kept(tmp_path, monkeypatch):
     assert nbytes(Block()) / 2 < most_copies(m) <= nbytes(Block())
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=1e-3, atol=1e-4)
+
+
+class Cast(nn.Linear):
+    def forward(self, x):
+        return functional.linear(x.half(), self.weight.half(), self.bias.to(torch.float16)).float()
+
+
+class Transposed(nn.Linear):
+    def forward(self, x):
+        return x @ self.weight.t().contiguous() + self.bias
+
+
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return functional.linear(x, functional.normalize(self.weight, dim=1) * 2, self.bias)
+
+
+class Normed(nn.Module):
+    def __init__(self, *sizes):
+        super().__init__()
+        self.inner = nn.utils.parametrizations.weight_norm(nn.Linear(*sizes))
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+DERIVED = [nn.Linear, Cast, Transposed, Scaled, Normed]
+
+
+@pytest.mark.parametrize("kind", DERIVED, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_copies_of_what_is_computed_of_weights_are_dropped_with_theirs(kind, autocast, tmp_path):
+    load(tmp_path, FSDP.replace("*weight", "*weight*"))  # those of parametrizations too
+    plain = nn.Sequential(*[kind(64, 64) for _ in range(6)])
+    model = gt.to(copy.deepcopy(plain))
+    x = torch.randn(8, 64)
+    for run in (plain, model):
+        with gt.debug.memory() as m, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            for _ in range(2):  # autocast keeps the casts of the first run
+                run(x).float().square().sum().backward()
+    assert copies_of_workers(m) == {0}
+    assert 0 < most_copies(m) <= 2.2 * nbytes(plain[0])
+    tolerance = 2e-2 if autocast or kind is Cast else 1e-4
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(
+            mine.grad.cpu(), theirs.grad, rtol=tolerance, atol=tolerance * theirs.grad.abs().max().item()
+        )
+
+
+@pytest.mark.parametrize("plan", [FSDP, FSDP.replace('"*": all', "inputs: [dp, ...]")], ids=["scope", "inputs"])
+def test_inference_under_autocast_keeps_no_casts(plan, tmp_path):
+    load(tmp_path, plan)
+    model = gt.to(nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)]))
+    x = gt.to(torch.ones(8, 64))
+    with gt.debug.memory() as m, torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        model(x)
+        model(x)
+    assert copies_of_workers(m) == {0}
+    assert 0 < most_copies(m) <= nbytes(model[0])
+
+
+def test_casts_of_weights_are_gathered_once_more_for_backward():
+    model = gt.to(GPT())
+    words = torch.randint(0, WORDS, (8, 16))
+    with torch.autocast("cpu", torch.bfloat16):
+        with gt.debug.comm() as forward:
+            loss = model(words).float().sum()
+        with gt.debug.comm() as backward:
+            loss.backward()
+    first, again = [sum(e.bytes for e in c.events if e.kind == "all-gather") for c in (forward, backward)]
+    assert 0 < again <= first <= (WORKERS - 1) * nbytes(model) * 0.6
+
+
+def test_tensors_that_are_computed_of_weights_are_not_kept_for_it():
+    model = gt.to(nn.Linear(8, 8))
+    for _ in range(64):
+        model.weight.half()
+    assert len(model.weight._ref.storage.derived) < 8
