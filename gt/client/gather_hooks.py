@@ -6,7 +6,8 @@ module ends. If a gradient needs it, it is gathered again, and dropped when the 
 when backward ends. A module's backward begins with the autograd nodes of its outputs, so these nodes get hooks: unlike
 torch's full backward hooks, they change no tensor. Where a forward runs inside backward (checkpoints), nothing is
 dropped, since its backward follows. What is computed of a parameter alone, as its cast to another dtype, is cut as the
-parameter is, and its copies are dropped with those of the parameter. Dropping a copy never changes a value: an op that needs it gathers it again.
+parameter is, and its copies are dropped with those of the parameter. Dropping a copy never changes a value: an op that
+needs it gathers it again.
 
 Modules mostly run in the same order each time, so the dispatcher is also told which module is likely to follow.
 """
