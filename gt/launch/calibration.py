@@ -15,6 +15,7 @@ from gt.client.tensor import Tensor, to_gt
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError
 from gt.core.messages import can_overlap, hosts_of
+from gt.core.output_files import make_parents, open_binary
 from gt.sharding.calibration import Calibration, calibration_path, format_calibration
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 
@@ -43,9 +44,8 @@ def calibrate(path: str | os.PathLike[str] | None = None) -> Calibration:
     where = f"{count} workers of {hosts} hosts" if hosts > 1 else f"{count} workers"
     measured = _measure(count, f"measured on {where} ({session.workers[0].device})")
     file = Path(path) if path is not None else calibration_path()
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
+    make_parents(file)
+    with open_binary(file) as stream:
         stream.write(format_calibration(measured))
     return measured
 

@@ -16,6 +16,7 @@ import msgspec
 import yaml
 
 from gt.core.errors import GTError, SettingsError
+from gt.core.interpreter import SAFE_PATH
 from gt.launch.worker_commands import launch_environment, server_command, worker_command
 from gt.wire.cluster_keys import AUTHORIZED, CLIENT_FILE, SERVER_FILE, AuthorizedKey, new_client_key, new_server_key
 
@@ -201,7 +202,7 @@ def _server(options: argparse.Namespace) -> Manifest:
     command = [*server_command("0.0.0.0", PORT, python=options.python), "--health-port", str(HEALTH_PORT)]
     probe = {"httpGet": {"path": "/health", "port": "health"}, "timeoutSeconds": 5}
     container = {
-        **_container(options, command, {}),
+        **_container(options, command, SAFE_PATH),
         "ports": [{"name": "gt", "containerPort": PORT}, {"name": "health", "containerPort": HEALTH_PORT}],
         "readinessProbe": {**probe, "periodSeconds": 5},
         "livenessProbe": {**probe, "periodSeconds": 10, "failureThreshold": 6},
@@ -224,7 +225,7 @@ def _workers(options: argparse.Namespace) -> Manifest:
     if each > 1:  # torchrun gives each of them its GPU
         run = [options.python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={each}"]
         command = [*run, *command[1:]]
-    container = {**_container(options, command, {}), **_resources(options, each)}
+    container = {**_container(options, command, SAFE_PATH), **_resources(options, each)}
     spec = {
         "serviceName": f"{options.name}-worker",
         "replicas": options.workers // each,

@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from gt.core.errors import SettingsError
+from gt.core.interpreter import import_environment
 from gt.launch.node_keys import write_node_keys
 from gt.launch.worker_commands import launch_environment
 from gt.wire import shared_memory
@@ -172,5 +172,4 @@ def _own_environment() -> dict[str, str]:
     given to it, and where packages are found."""
     left_out = ("GT_", "TORCHELASTIC_", "SLURM_STEP_")
     others = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    paths = [path or os.getcwd() for path in sys.path]
-    return {**others, **launch_environment(), "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+    return {**others, **launch_environment(), **import_environment()}

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +19,7 @@ import torch
 
 from gt.core.cpus import usable_cpus
 from gt.core.errors import SettingsError, WorkerLost
+from gt.core.interpreter import PYTHON, import_environment
 from gt.core.settings import Settings
 from gt.launch.worker_commands import MEMORY_SETTINGS
 from gt.wire import shared_memory
@@ -65,7 +65,7 @@ class LocalProcesses:
             log = None if shows_logs else self._log("fork-server").open("wb")
         try:
             self._fork_server = subprocess.Popen(
-                [sys.executable, "-c", _FORK_SERVER, *options, *(["--shows-logs"] if shows_logs else [])],
+                [*PYTHON, "-c", _FORK_SERVER, *options, *(["--shows-logs"] if shows_logs else [])],
                 stdin=standard_input,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -190,5 +190,4 @@ def _ending(exit_code: int) -> str:
 
 def _environment() -> dict[str, str]:
     """The environment of a worker, which finds the same packages as this process."""
-    paths = [path or os.getcwd() for path in sys.path]
-    return {**MEMORY_SETTINGS, **os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+    return {**MEMORY_SETTINGS, **os.environ, **import_environment()}

@@ -17,6 +17,7 @@ from gt.client.model_layout import apply_model_config, check_layouts, place_para
 from gt.client.step_objects import StepObjects
 from gt.client.tensor import Tensor
 from gt.core.errors import SignalError, nearest
+from gt.core.output_files import open_text
 from gt.core.readable_units import print_bytes
 from gt.dispatcher.step_replay import ReplayedStep
 from gt.launch.plan_search import DATA_PARALLEL, FULLY_SHARDED, REFINED, SOLVER, Candidate, PlanSearch, check_mesh
@@ -141,7 +142,8 @@ class Plan:
         """The plan as a signals file, for `gt.load_config`; written to a file if a path is given."""
         text = model_text(self.config, self._heading(), self._notes())
         if path is not None:
-            Path(path).write_text(text)
+            with open_text(path) as file:
+                file.write(text)
         return text
 
     def apply(self, model: torch.nn.Module | None = None) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gt.core.errors import GTError, SettingsError
+from gt.core.output_files import open_text
 
 _NOT_HERE = (
     "there is no `sbatch` on this machine, which submits jobs to SLURM; run this on a login node of the cluster, or "
@@ -102,7 +103,7 @@ def write_script(options: argparse.Namespace) -> str:
     }
     lines = [f"{name}={_word(str(value))}" for name, value in asked.items() if value is not None]
     lines += [_checked_option(option) for option in options.sbatch]
-    job = [options.python, "-m", "gt.launch.slurm_job", f"--workers-per-node={workers}"]
+    job = [options.python, "-P", "-m", "gt.launch.slurm_job", f"--workers-per-node={workers}"]
     job += [f"--min-workers={options.min_workers or workers * options.nodes}", f"--timeout={options.timeout}"]
     job += [f"--directory={options.directory}"] if options.directory else []
     command = shlex.join([*job, "--", options.program, *options.arguments])
@@ -135,7 +136,8 @@ def _checked_option(text: str) -> str:
 
 def _save(script: str, path: Path) -> int:
     try:
-        path.write_text(script)
+        with open_text(path) as file:
+            file.write(script)
     except OSError as error:
         raise SettingsError(f"the batch script cannot be written: {error}; give another file with --script") from None
     print(path)

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from gt.core.errors import GTError, SettingsError
+from gt.core.interpreter import SAFE_PATH
 from gt.core.settings import read_settings
 from gt.launch.worker_commands import launch_environment, server_command, worker_command
 from gt.wire.addresses import LOOPBACK, NotResolved, interface_address, is_loopback, reaching_address, resolve
@@ -90,7 +91,7 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     with _job_keys(place, f"{environ.get('SLURM_CLUSTER_NAME', '')}-{job}") as keys, _Parts() as parts:
         address = _own_address(environ)
         others = {name: value for name, value in environ.items() if not name.startswith("GT_")}
-        shared = {**others, **launch_environment(keys, environ)}
+        shared = {**others, **SAFE_PATH, **launch_environment(keys, environ)}
         server = parts.start(server_command(address, 0, is_json=True), shared, stdout=subprocess.PIPE)
         port = _read_port(server)
         workers = parts.start(_srun(options.workers_per_node, address, port, environ), shared)

@@ -12,6 +12,7 @@ from typing import TextIO
 
 from gt.core.errors import SettingsError
 from gt.core.message_events import Event, Observer
+from gt.core.output_files import open_text
 from gt.core.settings import LogSettings
 from gt.monitor.log_rows import FORMATS, row_of
 from gt.monitor.records import message_seen
@@ -25,7 +26,7 @@ def open_log(settings: LogSettings) -> Observer | None:
     if not settings.path:
         return None
     try:
-        file = _create(settings.path)
+        file = open_text(settings.path)
     except OSError as error:
         raise SettingsError(f"GT_INSTRUCTION_LOG={settings.path!r} cannot be written: {error}") from None
     return InstructionLog(file, str(Path(settings.path).absolute()), settings.format, settings.max_bytes)
@@ -70,7 +71,7 @@ class InstructionLog:
                 older = f"{self.path}.{number - 1}" if number > 1 else self.path
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(older, f"{self.path}.{number}")
-            self._file = _create(self.path)
+            self._file = open_text(self.path)
             self._file.write(self._format.header)
             self._written = len(self._format.header)
         self._written += nbytes
@@ -78,7 +79,3 @@ class InstructionLog:
     def close(self) -> None:
         with contextlib.suppress(OSError):  # closing tries once more to write the buffer
             self._file.close()
-
-
-def _create(path: str) -> TextIO:
-    return Path(path).open("w", buffering=1 << 16, encoding="utf-8")

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from gt.core.errors import SettingsError
 from gt.core.extras import load_extra
+from gt.core.output_files import open_binary, open_text
 from gt.sharding.held_parts import COLUMNS, HeldPart, parts_html
 
 _SIDE, _MARGIN, _TEXT = 420, 40, 13  # pixels of a drawing
@@ -51,7 +52,8 @@ class ShardingPicture:
         """Write a drawing of the parts: the suffix of the file, .svg or .png, says which kind."""
         path = Path(path)
         if path.suffix == ".svg":
-            path.write_text(self.svg())
+            with open_text(path) as file:
+                file.write(self.svg())
         elif path.suffix == ".png":
             self._save_png(path)
         else:
@@ -116,7 +118,8 @@ class ShardingPicture:
         for x, y, width, height, colour, label in self._boxes():
             axes.fill([x, x + width, x + width, x], [y, y, y + height, y + height], facecolor=colour, edgecolor="black")
             axes.text(x + width / 2, y + height / 2, label, ha="center", va="center", fontsize=8)
-        figure.savefig(path)
+        with open_binary(path) as file:
+            figure.savefig(file, format="png")
 
 
 def _share(intervals: Sequence[tuple[int, int]], shape: Sequence[int], dim: int | None) -> tuple[float, float]:

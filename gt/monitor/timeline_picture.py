@@ -8,6 +8,7 @@ from typing import Any
 
 from gt.core.errors import SettingsError
 from gt.core.extras import load_extra
+from gt.core.output_files import open_binary
 from gt.monitor.timeline_shapes import Box, Label, Line, Scene, Shape
 
 UNITS = 100  # of a scene in an inch
@@ -28,7 +29,8 @@ def save_picture(scene: Scene, path: Path, dpi: float) -> None:
     with matplotlib.rc_context({"hatch.linewidth": 1.2, "text.parse_math": False, "font.family": "DejaVu Sans"}):
         _draw(axes, scene.shapes)
         try:
-            figure.savefig(path, dpi=dpi, format="png", pil_kwargs={"optimize": True})
+            with open_binary(path) as file:
+                figure.savefig(file, dpi=dpi, format="png", pil_kwargs={"optimize": True})
         except OSError as error:
             raise SettingsError(f"the picture cannot be written to {path}: {error}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from gt.core.errors import SettingsError
+from gt.core.output_files import make_parents, open_binary, open_text
 from gt.monitor.chrome_trace import chrome_trace
 from gt.monitor.log_rows import FORMATS
 from gt.monitor.records import Record
@@ -26,7 +28,7 @@ def write_trace(path: Path, records: Iterable[Record], dropped: int) -> None:
     else:
         data = msgspec.json.encode(chrome_trace(records, dropped))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_parents(path)
         _write(path, data)
     except OSError as error:
         raise SettingsError(f"the trace cannot be written to {path}: {error}") from None
@@ -35,9 +37,9 @@ def write_trace(path: Path, records: Iterable[Record], dropped: int) -> None:
 def require_writable(path: Path) -> None:
     """Find out whether a trace can be written to a file, before anything is captured for it. Raises SettingsError."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            path.open("ab").close()
+        make_parents(path)
+        if os.path.lexists(path):
+            open_text(path, "a").close()
         else:
             tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
@@ -47,7 +49,8 @@ def require_writable(path: Path) -> None:
 def _write(path: Path, data: bytes) -> None:
     """Write a file, or none: on a full disk, and after Ctrl-C, no part of it stays, which no tool could read."""
     try:
-        path.write_bytes(data)
+        with open_binary(path) as file:
+            file.write(data)
     except BaseException:
         with contextlib.suppress(OSError):
             if path.is_file() and not path.is_symlink():  # a device stays

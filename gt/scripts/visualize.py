@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from gt.core.errors import SettingsError
+from gt.core.output_files import make_parents, open_text
 from gt.monitor.timeline_html import print_html
 from gt.monitor.timeline_model import read_timeline
 from gt.monitor.timeline_picture import UNITS, save_picture
@@ -62,9 +63,10 @@ def draw_log(log: Path, path: Path, width: float = WIDTH, height: float | None =
         timeline, log.name, width * UNITS, height and height * UNITS, lambda site: code_at(site, written)
     )
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_parents(path)
         if path.suffix == ".html":
-            path.write_text(print_html(scene), encoding="utf-8")
+            with open_text(path) as file:
+                file.write(print_html(scene))
         else:
             save_picture(scene, path, dpi)
     except OSError as error:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import zmq
 from gt.core.command_options import listening_port, option
 from gt.core.errors import GTError, SettingsError
 from gt.core.limits import parse_limits
+from gt.core.output_files import open_text
 from gt.core.settings import Settings, check_host, parse_lease, read_settings
 from gt.dispatcher.captures import DispatcherCaptures
 from gt.dispatcher.handshakes import Greeting
@@ -196,13 +198,20 @@ def _read_signals(path: Path | None) -> Greeting:
     return Greeting(signals=text, signals_file=str(path))
 
 
+class _OwnFileHandler(RotatingFileHandler):
+    """Writes to no file that another user has put in place of the log."""
+
+    def _open(self) -> TextIOWrapper:
+        return open_text(self.baseFilename, "a")
+
+
 @contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
     """Append what the server logs to a file, from level INFO on. A file of MAX_LOG bytes is renamed, in place of the
     one before: clients that come and go decide how much is logged."""
     try:
         _require_reader(path)
-        handler = RotatingFileHandler(path, maxBytes=MAX_LOG, backupCount=1)
+        handler = _OwnFileHandler(path, maxBytes=MAX_LOG, backupCount=1)
     except OSError as error:
         raise SettingsError(f"--log {path} cannot be written: {error}") from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

@@ -1,5 +1,7 @@
 """`gt.debug.trace` where the program does something unexpected inside."""
 
+import io
+
 import pytest
 
 import gt
@@ -23,12 +25,12 @@ def test_a_path_that_cannot_be_written_is_found_before_the_block(tmp_path, embed
 
 
 def test_a_trace_that_does_not_fit_on_the_disk_leaves_no_part_of_it(tmp_path, embedded, monkeypatch):
-    def write_half(path, data):
-        with path.open("wb") as file:
-            file.write(data[: len(data) // 2])
-        raise OSError(28, "No space left on device")
+    class FullDisk(io.FileIO):
+        def write(self, data):
+            super().write(data[: len(data) // 2])
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pathlib.Path.write_bytes", write_half)
+    monkeypatch.setattr("gt.monitor.trace_files.open_binary", lambda path: FullDisk(path, "wb"))
     with pytest.raises(gt.SettingsError, match="No space left"), gt.debug.trace(tmp_path / "run.json"):
         gt.ones(2).sum().item()
     assert list(tmp_path.iterdir()) == []

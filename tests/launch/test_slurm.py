@@ -25,7 +25,7 @@ SCRIPT = """#!/bin/sh
 #SBATCH --exclusive
 #SBATCH --mail-type=END
 
-exec /env/bin/python -m gt.launch.slurm_job --workers-per-node=8 --min-workers=32 --timeout=300 -- train.py --lr 3
+exec /env/bin/python -P -m gt.launch.slurm_job --workers-per-node=8 --min-workers=32 --timeout=300 -- train.py --lr 3
 """
 
 
@@ -74,7 +74,7 @@ def test_arguments_of_the_program_are_its_own(capsys):
     assert text.startswith("#!/bin/sh\n#SBATCH --job-name='my job'\n#SBATCH --nodes=1\n")
     command = text.splitlines()[-1]
     assert shlex.split(command)[-6:] == ["train.py", "--nodes", "2 3", "$HOME", "--", "--wait"]
-    options = slurm_job._parse(shlex.split(command)[4:])
+    options = slurm_job._parse(shlex.split(command)[5:])
     assert options.program == ["train.py", "--nodes", "2 3", "$HOME", "--", "--wait"]
 
 
@@ -89,7 +89,7 @@ def test_the_command_of_the_page_makes_a_script(capsys):
 def test_a_module_is_a_program(capsys):
     text = script(capsys, "--dry-run -- -m team.train --lr 3")
     assert "--job-name=gt-team" in text
-    assert slurm_job._parse(shlex.split(text.splitlines()[-1])[4:]).program == ["-m", "team.train", "--lr", "3"]
+    assert slurm_job._parse(shlex.split(text.splitlines()[-1])[5:]).program == ["-m", "team.train", "--lr", "3"]
 
 
 def test_a_script_is_written_for_another_machine(here, capsys):

@@ -7,11 +7,11 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from gt.core.interpreter import PYTHON, import_environment
 from gt.wire.process_identity import is_running, start_mark
 from gt.worker.compilation import private_directory
 from gt.worker.compilation.private_directory import LOG, PROCESS, SERVER_LOCK, WORKERS_LOCK
@@ -56,9 +56,10 @@ class ServerProcess:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("GT_", "TORCHINDUCTOR_"))}
         environ |= {"TMPDIR": directory, "TORCHINDUCTOR_CACHE_DIR": f"{directory}/cache"}
         environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "CXX": find_compiler() or "", "OMP_NUM_THREADS": "1"}
+        environ |= import_environment()
         with open(self._directory / LOG, "wb") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", "gt.worker.compilation", directory, *self._options],
+                [*PYTHON, "-m", "gt.worker.compilation", directory, *self._options],
                 env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[held],
                 start_new_session=True, cwd=directory,
             )  # fmt: skip
