@@ -72,10 +72,10 @@ class Departures:
             self._lose_worker(peer, "has ended without a goodbye (killed, or crashed)")
 
     def give_up_worker(self, peer: Peer) -> None:
-        """A stopped worker is killed, because others may be in the middle of an exchange with it. Any other worker
-        notices that its connection has ended and joins again."""
+        """A stopped worker is killed, because others may be in the middle of an exchange with it: but not by its word,
+        which may name any process. Any other worker notices that its connection has ended and joins again."""
         reason = f"is gone: its connection was closed, or silent for {self._silence_limit:g} s (GT_HEARTBEAT_TIMEOUT)"
-        if peer.is_of_this_machine and is_stopped(peer.hello.pid):
+        if peer.is_of_this_machine and peer.proven_pid == peer.hello.pid and is_stopped(peer.hello.pid):
             reason = f"was stopped for {self._silence_limit:g} s (GT_HEARTBEAT_TIMEOUT), and ended for that"
             self.killed.add(peer.hello.pid)
             with internal_errors_logged(f"the end of worker {peer.ident}"):

@@ -69,12 +69,12 @@ class Handshakes:
         self.is_ending = False
         self._waiting: dict[bytes, _WaitingClient] = {}
 
-    def greet(self, identity: bytes, hello: Hello, key: str) -> None:
-        """`key` is the name of the peer's key."""
+    def greet(self, identity: bytes, hello: Hello, key: str, process: int) -> None:
+        """`key` is the name of the peer's key, and `process` its pid, if that is proven."""
         if self.is_ending:
             raise ProtocolError("the server is about to end, and lets in nobody", "unknown")
         if hello.role == "worker":
-            self._welcome_worker(identity, hello)
+            self._welcome_worker(identity, hello, process)
         elif hello.role == "client":
             self._require_room(key)
             self._waiting[identity] = _WaitingClient(hello, key)
@@ -102,7 +102,7 @@ class Handshakes:
     def forget(self, identity: bytes) -> None:
         self._waiting.pop(identity, None)
 
-    def _welcome_worker(self, identity: bytes, hello: Hello) -> None:
+    def _welcome_worker(self, identity: bytes, hello: Hello, process: int) -> None:
         if hello.progress:
             shared_memory.require_name(hello.progress)
         shares = hello.progress and hello.host == this_host()
@@ -121,7 +121,8 @@ class Handshakes:
             hostname=hello.hostname,
             address=hello.address,
         )
-        self._peers.add(identity, Peer(hello, ident, start_time, progress=progress))  # type: ignore[arg-type]
+        peer = Peer(hello, ident, start_time, progress=progress, proven_pid=process)  # type: ignore[arg-type]
+        self._peers.add(identity, peer)
         self._delivery.send_to(identity, [Welcome(__version__, ident, os.getpid(), this_host())])
         log.info("worker %d joined (%s, pid %d on %s)", ident, hello.device, hello.pid, hello.hostname or host_name())
         self._delivery.send(outgoing)

@@ -22,7 +22,8 @@ class Peer:
     """A client or worker after its hello. `ident` is a session or a worker's id, and `start_time` identifies its
     process. `progress` shows what a worker does, as in `core/worker_progress.py`. `session_secret` is that of Welcome.
     The connection of a peer that is `lost` has ended. `key` is the name of its key, and `joined_at` the time of its
-    hello. `stream` has the messages of a client, whose session is kept after a loss until the time `kept_until`."""
+    hello. `proven_pid` is what the kernel says of its connection (0: nothing), where `hello` has what the peer says.
+    `stream` has the messages of a client, whose session is kept after a loss until the time `kept_until`."""
 
     hello: Hello
     ident: int
@@ -33,6 +34,7 @@ class Peer:
     backpressure: Backpressure = field(default_factory=Backpressure)
     lost: bool = False
     key: str = ""
+    proven_pid: int = 0
     joined_at: float = field(default_factory=time.monotonic)
     silence: float = 0.0  # seconds since the last bytes came from a worker of another machine, at the latest check
     stream: MessageStream = field(default_factory=lambda: MessageStream(SendWindow()))

@@ -286,7 +286,7 @@ class Server:
             raise ProtocolError(f"a {hello.role} at {address} says that it is a process of this machine", "foreign")
         if hello.role in ("client", "worker"):
             self._router.admit(identity)
-        self._handshakes.greet(identity, hello, self._router.key_of(identity))
+        self._handshakes.greet(identity, hello, self._router.key_of(identity), self._router.process_of(identity))
 
     def _resume(self, identity: bytes, resume: Resume) -> None:
         """A client goes on with its session, over a new connection."""

@@ -24,6 +24,7 @@ from gt.wire.authentication import Authenticator
 from gt.wire.file_descriptors import (
     open_files_limit,
     peer_address,
+    peer_process,
     raise_open_files_limit,
     seconds_of_silence,
     shut_down,
@@ -357,6 +358,10 @@ class Router:
     def address_of(self, name: bytes) -> str:
         """The address of a peer, for people; "" if it is not known."""
         return self._addresses.get(self._peers.get(name, -1), "")
+
+    def process_of(self, name: bytes) -> int:
+        """The pid of a peer that is proven; 0 without a proof."""
+        return peer_process(self._peers.get(name, -1))
 
     def silence_of(self, name: bytes) -> float | None:
         """The seconds since bytes came from a peer, answers to heartbeats among them; None if that is not

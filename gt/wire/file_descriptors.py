@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import socket
 import struct
+from collections.abc import Generator
 
 _TCP_INFO = getattr(socket, "TCP_INFO", 11)
+_CREDENTIALS = struct.Struct("=3i")  # Linux's `struct ucred`: pid, user and group
 _LAST_RECEIVED = struct.Struct("=52xI")  # of Linux's `struct tcp_info`, in milliseconds
 
 
@@ -27,14 +30,22 @@ def open_files_limit() -> int:
     return soft if soft != resource.RLIM_INFINITY else 1 << 20
 
 
+@contextlib.contextmanager
+def borrowed(descriptor: int) -> Generator[socket.socket]:
+    """A connection that ZeroMQ owns. Raises OSError for a descriptor of none, such as -1, of one that has ended."""
+    if descriptor < 0:
+        raise OSError(errno.EBADF, "this connection has ended")
+    connection = socket.socket(fileno=descriptor)
+    try:
+        yield connection
+    finally:
+        connection.detach()
+
+
 def shut_down(descriptor: int) -> None:
     """End a connection. ZeroMQ, which owns its descriptor, closes that when it notices the end."""
-    with contextlib.suppress(OSError):
-        connection = socket.socket(fileno=descriptor)
-        try:
-            connection.shutdown(socket.SHUT_RDWR)
-        finally:
-            connection.detach()
+    with contextlib.suppress(OSError), borrowed(descriptor) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def shut_down_connections(address: str, port: int) -> None:
@@ -50,31 +61,27 @@ def peer_address(descriptor: int) -> str:
     return _other_end(descriptor)[0]
 
 
+def peer_process(descriptor: int) -> int:
+    """The pid of the process that has opened a connection within this machine, as the kernel says; 0 if that is not
+    known, as of TCP."""
+    with contextlib.suppress(OSError, AttributeError), borrowed(descriptor) as connection:  # or of another system
+        if connection.family == socket.AF_UNIX:
+            found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            return int(_CREDENTIALS.unpack(found)[0])
+    return 0
+
+
 def seconds_of_silence(descriptor: int) -> float | None:
     """The time since the last bytes came over a TCP connection; None if that is not known."""
-    try:
-        connection = socket.socket(fileno=descriptor)
-    except OSError:
-        return None
-    try:
+    with contextlib.suppress(OSError, struct.error), borrowed(descriptor) as connection:
         info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _LAST_RECEIVED.size)
         return float(_LAST_RECEIVED.unpack(info)[0]) / 1000
-    except (OSError, struct.error):
-        return None
-    finally:
-        connection.detach()
+    return None
 
 
 def _other_end(descriptor: int) -> tuple[str, int]:
     """The address and the port of the other end of a connection. One of IPv4 may be written as one of IPv6."""
-    try:
-        connection = socket.socket(fileno=descriptor)
-    except OSError:
-        return "", 0
-    try:
+    with contextlib.suppress(OSError), borrowed(descriptor) as connection:
         name = connection.getpeername()
-    except OSError:
-        return "", 0
-    finally:
-        connection.detach()
-    return (str(name[0]).removeprefix("::ffff:"), int(name[1])) if isinstance(name, tuple) else ("", 0)
+        return (str(name[0]).removeprefix("::ffff:"), int(name[1])) if isinstance(name, tuple) else ("", 0)
+    return "", 0

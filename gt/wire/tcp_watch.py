@@ -12,6 +12,8 @@ import struct
 import termios
 from typing import NamedTuple
 
+from gt.wire.file_descriptors import borrowed
+
 _RECENT_MS = 500  # a connection that is ended for its silence has got nothing for longer than this
 _ESTABLISHED, _CLOSE_WAIT = 1, 8  # states of TCP: open; ended by the other end
 _TCP_INFO = struct.Struct("<8B24I4Q")  # the beginning of Linux's struct tcp_info
@@ -80,17 +82,9 @@ class TcpWatch:
 
 def _read_info(descriptor: int) -> tuple[int, ...] | None:
     """Linux's tcp_info of a connection; None if it is not of TCP, or on another system."""
-    try:
-        connection = socket.socket(fileno=descriptor)
-    except OSError:
-        return None
-    try:
-        data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    except (OSError, AttributeError):
-        return None
-    finally:
-        connection.detach()
-    return _TCP_INFO.unpack(data) if len(data) == _TCP_INFO.size else None
+    with contextlib.suppress(OSError, AttributeError, struct.error), borrowed(descriptor) as connection:
+        return _TCP_INFO.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+    return None
 
 
 def _unread(descriptor: int) -> int:

@@ -37,5 +37,5 @@ class RecordingServer(Server):
         self.departures.reap(self.peers.by_identity[identity])
 
 
-def hello(role, **fields):
-    return Hello(__version__, role, this_host(), os.getpid(), **fields)
+def hello(role, pid=0, **fields):
+    return Hello(__version__, role, this_host(), pid or os.getpid(), **fields)

@@ -2,10 +2,12 @@
 
 import math
 import os
+import signal
 import subprocess
 import sys
 
 import msgspec
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -73,6 +75,21 @@ def server_without_workers():
     server = RecordingServer()
     yield server
     server.close()
+
+
+def test_a_worker_that_names_a_stopped_process_as_its_own_does_not_end_it(server):
+    victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        victim.send_signal(signal.SIGSTOP)
+        assert os.WIFSTOPPED(os.waitpid(victim.pid, os.WUNTRACED)[1])
+        server.hear(b"liar", hello("worker", pid=victim.pid))
+        server.departures.note_connection_end(b"liar")
+        server._check_all(0.0)
+        assert b"liar" not in server.peers.by_identity
+        assert psutil.Process(victim.pid).status() == psutil.STATUS_STOPPED
+    finally:
+        victim.kill()
+        victim.wait()
 
 
 def decoded(message):

@@ -19,13 +19,17 @@ from gt.core.messages import (
     FetchTensor,
     FreeTensors,
     Goodbye,
+    Joined,
+    Lost,
     Progress,
     QueryOp,
+    ReadWorkers,
     Rejected,
     RunOp,
     Synchronize,
     Synchronized,
     Welcome,
+    WorkersRead,
 )
 from gt.core.messages import ByteRange as Range
 from gt.core.meta import TensorMeta
@@ -369,6 +373,27 @@ def test_a_report_that_nobody_asked_for_is_counted():
         with member(server.port) as second, counted(server, "unknown"):
             greet(second, hello("worker", host="elsewhere", device="cpu"))
             second.send_multipart(encode([Synchronize(own(1))]))
+
+
+def test_workers_may_come_and_go_while_they_are_listed():
+    """A connection ends between two checks of the server; its worker is known until the next one."""
+    with target() as server, member(server.port) as client, contextlib.ExitStack() as stack:
+        session = greet(client).ident
+        waiting, longest = [], 0
+        for number in range(150):
+            worker = contextlib.ExitStack()
+            dealer = worker.enter_context(member(server.port))
+            dealer.send_multipart(encode([hello("worker", host="elsewhere", device="cpu", address="127.0.0.1")]))
+            waiting.append(stack.enter_context(worker))
+            if len(waiting) > 20:
+                waiting.pop(0).close()
+            answers = answer_to(client, ReadWorkers(own(number + 1, session)))
+            while all(isinstance(answer, Joined | Lost) for answer in answers):
+                answers = ANSWERS.decode(client.recv_multipart())[0]
+            (answer,) = [answer for answer in answers if not isinstance(answer, Joined | Lost)]
+            assert isinstance(answer, WorkersRead), answer
+            longest = max(longest, len(answer.workers))
+        assert longest > 10
 
 
 def test_every_kind_is_shown_from_the_beginning(server):
