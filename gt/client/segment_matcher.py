@@ -41,6 +41,10 @@ Interleaved: TypeAlias = FreeTensors | NoteGradient | BeginModule | DropCopies |
 with it."""
 
 
+# Instructions that ignore tensors that were freed before.
+_IGNORING_FREED = (FreeTensors, DropCopies)
+
+
 class _Codes(dict[type, int]):
     """A number for each kind of instruction, so that batches can be searched as bytes."""
 
@@ -359,7 +363,7 @@ def _dead_ids(
     """For each segment, the freed ids whose last use is in it; and the other freed ids. Hot path."""
     frees = [other.ids for _, other in interleaved if type(other) is FreeTensors]
     freed = set(chain.from_iterable(frees))
-    named = [id_fields(type(other)).all(other) for _, other in interleaved if type(other) is not FreeTensors]
+    named = [id_fields(type(other)).all(other) for _, other in interleaved if type(other) not in _IGNORING_FREED]
     others = freed.intersection(chain.from_iterable(named))
     freed -= others
     dead: list[set[int]] = []

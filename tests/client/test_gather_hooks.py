@@ -445,3 +445,14 @@ def test_tensors_that_are_computed_of_weights_are_not_kept_for_it():
     for _ in range(64):
         model.weight.half()
     assert len(model.weight._ref.storage.derived) < 8
+
+
+def test_steps_under_autocast_hold_the_casts_of_one_layer():
+    """Repeated ops are segments, which free dead tensors where they are used last."""
+    model = gt.to(GPT())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    words = gt.to(torch.randint(0, WORDS, (8, 16)))
+    for _ in range(4):
+        with gt.debug.memory() as m, torch.autocast("cpu", torch.bfloat16):
+            step(model, optimizer, words)
+        assert most_copies(m) <= nbytes(model.blocks[0])
