@@ -10,9 +10,10 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
 from gt.client import active_session
+from gt.client.cached_calls import wrap
 from gt.client.factory_mode import FactoryMode, is_factory_mode_on
-from gt.client.subclasses import on_gt
-from gt.client.tensor import Tensor, to_gt
+from gt.client.tensor import Handle, Tensor, as_object, of_class, to_gt
+from gt.client.torch_patches.autograd_nodes import gradient_hook_tables, refuse_backward, set_gradient_hook_tables
 from gt.client.torch_patches.nn_modules import mark_parameter, own_buffers, own_parameters, patch_lazy_construction
 from gt.core.readable_units import print_bytes
 from gt.sharding.spec import ShardingSpec
@@ -102,24 +103,32 @@ def _end(tensor: torch.Tensor) -> int:
 
 
 def move_tensor(value: torch.Tensor, data: Tensor | None = None, layout: ShardingSpec | None = None) -> torch.Tensor:
-    """A parameter or buffer on GT, with its gradient and its attributes. `data`: its data, if that is on GT
-    already."""
+    """A parameter or buffer on GT, with its gradient and its attributes. A parameter stays the object that it was, as
+    in torch's `module.to(device)`, so that optimizers and lists that hold it go on with it. `data`: its data, if that
+    is on GT already."""
     if isinstance(value, Tensor):
         value._ref.session.require_open()
         return value
     if is_lazy(value):
-        return uninitialized(
-            isinstance(value, UninitializedParameter), value.requires_grad, value.dtype, value.__dict__
-        )
-    with torch.no_grad():
-        new: torch.Tensor = (to_gt(value.detach(), layout) if data is None else data).data
-    new.requires_grad_(value.requires_grad)
-    new.__class__ = on_gt(type(value), Tensor)
-    new.__dict__.update(value.__dict__)
-    if isinstance(value, torch.nn.Parameter):
-        mark_parameter(new)
+        new = uninitialized(isinstance(value, UninitializedParameter), value.requires_grad, value.dtype, value.__dict__)
+    else:
+        with torch.no_grad():
+            moved = (to_gt(value.detach(), layout) if data is None else data).data
+        new = of_class(type(value), moved.requires_grad_(value.requires_grad))
+        new.__dict__.update(value.__dict__)
     if value.grad is not None:
-        new.grad = to_gt(value.grad)
+        new.grad = to_gt(value.grad, layout)
+    return replace_parameter(value, new) if isinstance(value, torch.nn.Parameter) else new
+
+
+def replace_parameter(parameter: torch.nn.Parameter, moved: Tensor) -> Tensor:
+    """Make a plain parameter the moved one, with its hooks. A graph that was recorded before refuses backward."""
+    refuse_backward(parameter, "a parameter of this graph was moved to GT after its forward: run the forward again")
+    hooks = gradient_hook_tables(parameter)
+    kind = Tensor if isinstance(moved, Handle) else type(moved)
+    new: Tensor = as_object(parameter, moved, kind)
+    mark_parameter(new)
+    set_gradient_hook_tables(new, hooks)
     return new
 
 
@@ -128,6 +137,7 @@ class _Lazy:
 
     __torch_dispatch__: Any = Tensor.__torch_dispatch__  # results of ops are never lazy
     requires_grad: bool
+    _attributes: Any
     data: Any
 
     def materialize(self, shape: Sequence[int], device: Any = None, dtype: torch.dtype | None = None) -> None:
@@ -150,7 +160,7 @@ class _Lazy:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         is_parameter = isinstance(self, UninitializedParameter)
-        return uninitialized, (is_parameter, self.requires_grad, self.data.dtype, dict(self.__dict__))
+        return uninitialized, (is_parameter, self.requires_grad, self.data.dtype, self._attributes())
 
 
 class _LazyParameter(_Lazy, UninitializedParameter, Tensor):
@@ -162,9 +172,9 @@ class _LazyBuffer(_Lazy, UninitializedBuffer, Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """A module whose dtype changes takes the result as its buffer, so it must be lazy too."""
         result = super().__torch_function__(func, types, args, kwargs)
-        if type(result) is Tensor:
-            result.__dict__.update(args[0].__dict__)
-            result.__class__ = cls
+        if type(result) is Handle:
+            result = as_object(wrap(Tensor, result._ref), result, cls)
+            result.__dict__.update(args[0]._attributes())
         return result
 
 
@@ -173,12 +183,12 @@ def uninitialized(
 ) -> Tensor:  # fmt: skip
     """A lazy parameter or buffer."""
     with FactoryMode(Tensor):
-        new: Any = torch.empty(0, dtype=dtype, requires_grad=requires_grad)
-    new.__dict__.update(state)
+        empty: Any = torch.empty(0, dtype=dtype, requires_grad=requires_grad)
+    new = as_object(wrap(Tensor, empty._ref), empty, _LazyParameter if is_parameter else _LazyBuffer)
+    new.__dict__.update({name: value for name, value in state.items() if name != "_ref"})
     if is_parameter:
         mark_parameter(new)
-    new.__class__ = _LazyParameter if is_parameter else _LazyBuffer
-    return new
+    return new  # type: ignore[no-any-return]
 
 
 patch_lazy_construction(UninitializedParameter, is_factory_mode_on, move_tensor)

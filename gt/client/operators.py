@@ -100,27 +100,27 @@ IN_PLACE: dict[str, Overloads] = {
 }
 
 
-def install_operators(handle: HandleType) -> None:
-    """Give GT's class its operators, and the methods of the same ops."""
+def install_operators(base: HandleType, handle: HandleType) -> None:
+    """Give GT's class its operators, and the methods of the same ops; `handle` is the class of their results."""
     for name, overload in UNARY.items():
-        _install(handle, name, _unary(handle, getattr(torch.Tensor, name), overload))
+        _install(base, name, _unary(base, handle, getattr(torch.Tensor, name), overload))
     for name, overloads in BINARY.items():
-        _install(handle, name, _binary(handle, getattr(torch.Tensor, name), overloads))
+        _install(base, name, _binary(base, handle, getattr(torch.Tensor, name), overloads))
     for name, (forward, overload) in REFLECTED.items():
         original = _of_left_operand(getattr(torch.Tensor, name), getattr(torch.Tensor, forward))
-        _install(handle, name, _binary(handle, original, Overloads(overload, None)))
+        _install(base, name, _binary(base, handle, original, Overloads(overload, None)))
     for name, overloads in IN_PLACE.items():
-        _install(handle, name, _in_place(handle, getattr(torch.Tensor, name), overloads))
+        _install(base, name, _in_place(base, handle, getattr(torch.Tensor, name), overloads))
 
 
-def _install(handle: HandleType, name: str, operator: Operator) -> None:
+def _install(base: HandleType, name: str, operator: Operator) -> None:
     if not name.startswith("__") and name not in UNARY:
         operator = _method(operator, getattr(torch.Tensor, name))
     operator.__name__ = name
     operator.__qualname__ = f"Tensor.{name}"
     operator.__doc__ = getattr(torch.Tensor, name).__doc__
     hide_from_dynamo(operator)
-    setattr(handle, name, operator)
+    setattr(base, name, operator)
 
 
 def _of_left_operand(reflected: Operator, forward: Operator) -> Operator:
@@ -132,14 +132,14 @@ def _of_left_operand(reflected: Operator, forward: Operator) -> Operator:
     return operator
 
 
-def _unary(handle: HandleType, original: Operator, overload: OpOverload) -> Operator:
+def _unary(base: HandleType, handle: HandleType, original: Operator, overload: OpOverload) -> Operator:
     """An operator of one tensor; `original` is torch's."""
     op = schema_for(overload)
 
     def operator(self: Any) -> Any:
         try:
             session = active_session.active
-            if session is None or type(self) is not handle or is_intercepted():
+            if session is None or (type(self) is not handle and type(self) is not base) or is_intercepted():
                 return original(self)
             if not (_records_gradients() and self.requires_grad):
                 ref = self._ref
@@ -154,7 +154,7 @@ def _unary(handle: HandleType, original: Operator, overload: OpOverload) -> Oper
     return operator
 
 
-def _binary(handle: HandleType, original: Operator, overloads: Overloads) -> Operator:
+def _binary(base: HandleType, handle: HandleType, original: Operator, overloads: Overloads) -> Operator:
     """An operator of a tensor and a number or another tensor; `original` is torch's."""
     number, tensors = _schemas(overloads)
     value_matters = number is not None and number.kinds[1] is ArgumentKind.CONSTANT
@@ -162,7 +162,7 @@ def _binary(handle: HandleType, original: Operator, overloads: Overloads) -> Ope
     def operator(self: Any, other: Any) -> Any:
         try:
             session = active_session.active
-            if session is None or type(self) is not handle or is_intercepted():
+            if session is None or (type(self) is not handle and type(self) is not base) or is_intercepted():
                 return original(self, other)
             if not (_records_gradients() and self.requires_grad):
                 ref, kind = self._ref, type(other)
@@ -172,7 +172,7 @@ def _binary(handle: HandleType, original: Operator, overloads: Overloads) -> Ope
                         refs, scalars, key = [ref], [], (number, _default_dtype(), ref.key, other, kind)
                     else:
                         refs, scalars, key = [ref], [other], (number, _default_dtype(), ref.key, kind)
-                elif kind is handle and not (_records_gradients() and other.requires_grad):
+                elif (kind is handle or kind is base) and not (_records_gradients() and other.requires_grad):
                     second = other._ref
                     refs, scalars, key = [ref, second], [], (tensors, _default_dtype(), ref.key, second.key)
                 else:
@@ -188,7 +188,7 @@ def _binary(handle: HandleType, original: Operator, overloads: Overloads) -> Ope
     return operator
 
 
-def _in_place(handle: HandleType, original: Operator, overloads: Overloads) -> Operator:
+def _in_place(base: HandleType, handle: HandleType, original: Operator, overloads: Overloads) -> Operator:
     """An operator that writes to its left operand; `original` is torch's. Autograd compares the versions of the tensors
     that it has saved, so every write increments the version, as in torch. Inference tensors have none: torch's own
     operator refuses to write to them outside of inference mode."""
@@ -197,14 +197,14 @@ def _in_place(handle: HandleType, original: Operator, overloads: Overloads) -> O
     def operator(self: Any, other: Any) -> Any:
         try:
             session = active_session.active
-            if session is None or type(self) is not handle or is_intercepted():
+            if session is None or (type(self) is not handle and type(self) is not base) or is_intercepted():
                 return original(self, other)
             if not (_records_gradients() and self.requires_grad):
                 ref, kind = self._ref, type(other)
                 key: tuple[Any, ...]
                 if kind is float or (kind is int and -_MAX_INT <= other <= _MAX_INT) or kind is bool:
                     refs, scalars, key = [ref], [other], (number, _default_dtype(), ref.key, kind, None)
-                elif kind is handle and not (_records_gradients() and other.requires_grad):
+                elif (kind is handle or kind is base) and not (_records_gradients() and other.requires_grad):
                     second = other._ref
                     refs, scalars = [ref, second], []
                     key = (tensors, _default_dtype(), ref.key, second.key, alias_pattern(refs))

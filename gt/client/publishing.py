@@ -18,7 +18,7 @@ from gt.client.interrupts import require_outside
 from gt.client.session import Session
 from gt.client.session_reads import fetch, read_versions
 from gt.client.storage import Storage
-from gt.client.tensor import Tensor, to_gt
+from gt.client.tensor import Handle, Tensor, to_gt
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import PublishError, SettingsError
 from gt.core.messages import NotPublished, PublishTensor, Subscribed, SubscribeTensor, UnpublishTensor
@@ -100,7 +100,7 @@ def subscribe(name: str, timeout: float = 0.0) -> Tensor:
                 notice = now + NOTICE_SECONDS
             time.sleep(min(POLL_SECONDS, timeout - (now - start)))
     session.outbox.read_only[ident] = name
-    return wrap(Tensor, Storage(session, ident, geometry_from_meta(answer.meta)))  # type: ignore[return-value]
+    return wrap(Handle, Storage(session, ident, geometry_from_meta(answer.meta)))  # type: ignore[return-value]
 
 
 def _ask(session: Session, instruction: UnpublishTensor | SubscribeTensor) -> object:

@@ -18,7 +18,7 @@ from gt.client.optimizer_step_hooks import NOT_KEPT, ON_WORKERS, OptimizerStep, 
 from gt.client.session import Session
 from gt.client.session_reads import fetch, locate, read_versions
 from gt.client.storage import Storage
-from gt.client.tensor import Tensor
+from gt.client.tensor import Handle, Tensor
 from gt.core.errors import GTError, RecoveryError, WorkerLost
 from gt.core.messages import CURRENT, KEPT, PREVIOUS, VersionSpan
 from gt.sharding.spec import ShardingSpec
@@ -344,5 +344,5 @@ def _upload_with_gaps(storage: Storage, value: torch.Tensor, layout: ShardingSpe
     plain = storage.session.upload(value, is_operand=True)
     with torch.no_grad(), FactoryMode(Tensor):
         strided = torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype)
-        fresh: Storage = strided.copy_(wrap(Tensor, plain))._ref.storage  # type: ignore[attr-defined]
+        fresh: Storage = strided.copy_(wrap(Handle, plain))._ref.storage  # type: ignore[attr-defined]
     return fresh if layout is None else storage.session.redistribute(fresh, layout)

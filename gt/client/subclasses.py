@@ -6,6 +6,7 @@ subclass that overrides `__torch_function__`. Made out of a GT tensor, it is of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,12 +56,6 @@ def has_memory(kind: type[torch.Tensor]) -> bool:
     return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
-def make_subclasses_on_gt(handle: type[torch.Tensor]) -> None:
-    """Let user subclasses make their tensors of GT tensors."""
-
-    def convert(kind: type[torch.Tensor], data: Any) -> torch.Tensor:
-        new: Any = data.data
-        new.__class__ = on_gt(kind, handle)
-        return new  # type: ignore[no-any-return]
-
-    patch_make_subclass(handle, convert)
+def make_subclasses_on_gt(handle: type[torch.Tensor], of_class: Callable[[type[torch.Tensor], Any], Any]) -> None:
+    """Let user subclasses make their tensors of GT tensors, by `of_class(subclass, tensor)`."""
+    patch_make_subclass(handle, lambda kind, data: of_class(kind, data.data))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from gt.client import active_session
-from gt.client.cached_calls import rebind, wrap, wrap_view
+from gt.client.cached_calls import HandleType, rebind, wrap, wrap_view
 from gt.client.host_data import from_array, torch_call
 from gt.client.inplace_views import InPlaceViews
 from gt.client.layouts import LocalShard, Topology, read_layout, read_shards, read_topology, require_workers
@@ -29,17 +29,28 @@ from gt.client.torch_dispatch import dispatch
 from gt.client.torch_patches.avoid_dtensor_import import keep_dtensor_out
 from gt.client.torch_patches.avoid_dynamo_import import hide_from_dynamo
 from gt.client.torch_patches.data_property import patch_data_property
+from gt.client.torch_patches.op_registry import OpOverload
 from gt.client.torch_patches.optimizer_defaults import patch_optimizer_defaults
 from gt.client.torch_patches.pytree import tree_map, tree_map_only
-from gt.client.torch_patches.wrapper_tensors import no_torch_function
+from gt.client.torch_patches.wrapper_tensors import no_torch_function, swap_tensors
 from gt.client.tracebacks import ends_on_users_line
 from gt.client.unsupported import refuse_other_processes, require_strided, require_values
 from gt.client.value_reads import ValueReads
 from gt.core.errors import GTError
 from gt.core.html_tables import html_text
 from gt.core.meta import is_dense
-from gt.sharding.placements import Placements, Replicate, require_mesh, spec_from
+from gt.sharding.placements import OpRequest, Placements, Replicate, require_mesh, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec
+
+_DETACH = torch.ops.aten.detach.default
+
+
+def dispatch_of_object(
+    cls: HandleType, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None, request: OpRequest | None = None
+) -> Any:
+    """The `__torch_dispatch__` of tensors that are no handles. The results are handles, except of `detach`: torch makes
+    parameters only of tensors that keep their class there."""
+    return dispatch(cls if func is _DETACH else Handle, func, types, args, kwargs, request)
 
 
 class Tensor(ValueReads, InPlaceViews, MemoryMethods):
@@ -56,10 +67,10 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
                [1., 1., 1.]], shape=(2, 3), dtype=torch.float32, on=worker 0)
     """
 
-    __slots__ = ("_ref",)
+    __slots__ = ()
     _ref: TensorRef
     __torch_function__ = no_torch_function
-    __torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
+    __torch_dispatch__ = classmethod(dispatch_of_object)  # type: ignore[assignment]
     user_type: type[torch.Tensor] = torch.Tensor  # the class of its plain copies
 
     def __new__(cls, *args: Any, requires_grad: bool | None = None, _marked: bool = False, **kwargs: Any) -> Any:
@@ -70,9 +81,7 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
             return torch.nn.Parameter(data if data.is_meta else to_gt(data), requires_grad)
         if args and isinstance(args[0], Tensor):
             return super().__new__(cls, *args, **kwargs)
-        new = to_gt(torch.Tensor(*args, **kwargs))
-        new.__class__ = cls
-        return new
+        return of_class(cls, to_gt(torch.Tensor(*args, **kwargs)))
 
     @property
     def _is_param(self) -> bool:
@@ -206,16 +215,17 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
 
     def as_subclass(self, cls: Any) -> Any:
         """The same tensor, of a class that is both a user's and GT's."""
-        new: Any = torch.ops.aten.alias.default(self)
-        new.__class__ = on_gt(cls, Tensor)
-        return new
+        return of_class(cls, torch.ops.aten.alias.default(self))
 
     def __copy__(self) -> Any:
         """Another leaf of the same storage."""
-        new: Any = wrap_view(Tensor, self._ref).requires_grad_(self.requires_grad)
-        new.__class__ = type(self)
-        new.__dict__.update(self.__dict__)
+        new: Any = of_class(self.user_type, self.data.requires_grad_(self.requires_grad))
+        new.__dict__.update(self._attributes())
         return new
+
+    def _attributes(self) -> dict[str, Any]:
+        """What the program and its libraries have noted on the tensor, and the mark of a parameter."""
+        return {name: value for name, value in self.__dict__.items() if name != "_ref"}
 
     def __deepcopy__(self, memo: dict[Any, Any]) -> Any:
         if id(self) in memo:
@@ -224,12 +234,12 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
             raise RuntimeError(
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol"
             )
-        new: Any = wrap(Tensor, self._copied_ref(memo)).requires_grad_(self.requires_grad)
-        new.__class__ = type(self)
+        copied = wrap(Handle, self._copied_ref(memo)).requires_grad_(self.requires_grad)
+        new: Any = of_class(self.user_type, copied)  # type: ignore[arg-type]
         memo[id(self)] = new
         if self.grad is not None and not self._is_param:  # as in torch
             new.grad = copying.deepcopy(self.grad, memo)
-        new.__dict__.update(copying.deepcopy(self.__dict__, memo))
+        new.__dict__.update(copying.deepcopy(self._attributes(), memo))
         new._is_param = self._is_param
         return new
 
@@ -240,7 +250,7 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
         return _copied(self._ref, memo.setdefault("gt", {}))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        state = dict(self.__dict__)
+        state = self._attributes()
         build, arguments = self._recipe(state.pop("_marked", False))
         if self.user_type is not torch.Tensor:
             build, arguments = restore_subclass, (self.user_type, build, arguments)
@@ -261,7 +271,7 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
     @property
     def data(self) -> Any:
         """A handle of the same storage with a version counter of its own: autograd does not notice writes to it."""
-        return wrap_view(Tensor, self._ref)
+        return wrap_view(Handle, self._ref)
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
@@ -287,6 +297,32 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
             )
         self.data.copy_(change(self._fetch()))
         return self
+
+
+class Handle(Tensor):
+    """The class of the results of ops. A slot makes a tensor in two thirds of the time, but only an object without it
+    may have been a plain tensor before."""
+
+    __slots__ = ("_ref",)
+    __torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
+
+
+Handle.__name__ = Handle.__qualname__ = Tensor.__name__  # one class to the program
+
+
+def as_object(target: Any, tensor: Tensor, cls: type[torch.Tensor]) -> Any:
+    """Make an object that is no handle the given tensor, with all that autograd knows of that. Whoever holds the object
+    holds the tensor then."""
+    swap_tensors(target, tensor)
+    target.__class__ = cls
+    target._ref = tensor._ref
+    return target
+
+
+def of_class(cls: type[torch.Tensor], tensor: Tensor) -> Any:
+    """A tensor of a user's class and GT's; itself for torch's own class."""
+    kind = on_gt(cls, Tensor)
+    return tensor if kind in (Tensor, Handle) else as_object(wrap(Tensor, tensor._ref), tensor, kind)
 
 
 class _DownloadFunction(torch.autograd.Function):
@@ -318,7 +354,7 @@ class _RedistributeFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, spec: ShardingSpec) -> Tensor:
-        return wrap(Tensor, tensor._ref.session.redistribute(tensor._ref, spec))  # type: ignore[return-value]
+        return wrap(Handle, tensor._ref.session.redistribute(tensor._ref, spec))  # type: ignore[return-value]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -326,7 +362,7 @@ class _RedistributeFunction(torch.autograd.Function):
 
 
 def _uploaded(tensor: torch.Tensor, layout: ShardingSpec | None = None) -> Tensor:
-    return wrap(Tensor, active_session.current().upload(tensor, layout))  # type: ignore[return-value]
+    return wrap(Handle, active_session.current().upload(tensor, layout))  # type: ignore[return-value]
 
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -348,7 +384,7 @@ def to_gt(tensor: torch.Tensor, layout: ShardingSpec | None = None) -> Tensor:
     has_graph = plain.requires_grad and torch.is_grad_enabled()
     moved: Tensor = _UploadFunction.apply(plain, layout) if has_graph else _uploaded(plain, layout)
     if type(tensor) not in _PLAIN_TYPES and has_memory(type(tensor)):
-        moved.__class__ = on_gt(type(tensor), Tensor)
+        moved = of_class(type(tensor), moved)
         moved.__dict__.update(tensor.__dict__)
     return moved
 
@@ -358,10 +394,10 @@ def _copied(ref: TensorRef, copies: dict[int, tuple[Storage, Storage]]) -> Tenso
     copy."""
     storage = ref.storage
     if id(storage) not in copies:
-        copies[id(storage)] = storage, wrap(Tensor, storage).clone()._ref  # type: ignore[attr-defined]
+        copies[id(storage)] = storage, wrap(Handle, storage).clone()._ref  # type: ignore[attr-defined]
     copy = copies[id(storage)][1]
     if copy.geometry is not storage.geometry:  # a copy has no gaps, so views of it have other strides
-        return wrap(Tensor, ref).clone()._ref  # type: ignore[attr-defined, no-any-return]
+        return wrap(Handle, ref).clone()._ref  # type: ignore[attr-defined, no-any-return]
     return copy if ref.path is None else StorageView(copy, ref.path, ref.geometry)
 
 
@@ -413,9 +449,7 @@ def restore_part(
 
 def restore_subclass(kind: type[torch.Tensor], build: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Tensor:
     """Unpickle a tensor of a user's class."""
-    tensor = build(*arguments)
-    tensor.__class__ = on_gt(kind, Tensor)
-    return tensor
+    return of_class(kind, build(*arguments))  # type: ignore[no-any-return]
 
 
 def _restored(tensor: Tensor, requires_grad: bool, is_parameter: bool) -> Tensor:
@@ -425,11 +459,12 @@ def _restored(tensor: Tensor, requires_grad: bool, is_parameter: bool) -> Tensor
     return tensor
 
 
-keep_dtensor_out(Tensor, dispatch)
+keep_dtensor_out({Tensor: dispatch_of_object, Handle: dispatch})
 hide_from_dynamo(dispatch)
-install_operators(Tensor)
-make_subclasses_on_gt(Tensor)
+hide_from_dynamo(dispatch_of_object)
+install_operators(Tensor, Handle)
+make_subclasses_on_gt(Tensor, of_class)
 patch_data_property(Tensor)
-patch_optimizer_defaults(Tensor)
+patch_optimizer_defaults((Tensor, Handle))
 refuse_other_processes(Tensor)
 torch.serialization.add_safe_globals([restore, restore_part, restore_subclass])

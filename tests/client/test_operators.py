@@ -60,7 +60,7 @@ def check(function, *operands):
         if not isinstance(expected, torch.Tensor):
             assert found is expected or outcome(found.cpu) is gt.OpError  # known on the worker only: 1 // 0
             continue
-        assert type(found) is gt.Tensor and found.stride() == expected.stride()
+        assert isinstance(found, gt.Tensor) and found.stride() == expected.stride()
         assert (found.requires_grad, found.is_inference()) == (expected.requires_grad, expected.is_inference())
         torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
@@ -322,7 +322,7 @@ def test_parameters():
     with torch.no_grad():
         for _ in range(2):
             p *= 2
-            assert type(p * 2) is gt.Tensor and not isinstance(p * 2, torch.nn.Parameter)
+            assert isinstance(p * 2, gt.Tensor) and not isinstance(p * 2, torch.nn.Parameter)
     assert isinstance(p, torch.nn.Parameter) and p.tolist() == [4.0] * 3 and p._version == 2
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.autograd import Variable
+from torch.autograd.graph import get_gradient_edge
 
 current_node: Callable[[], Any] = torch._C._current_autograd_node  # type: ignore[attr-defined]
 # The number that the next node of this thread gets.
@@ -23,6 +24,29 @@ def gradient_hooks(tensor: torch.Tensor) -> list[Any]:
     """The hooks of a tensor that backward calls with its gradient."""
     before, after = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     return [*(before or {}).values(), *(after or {}).values()] if before or after else []
+
+
+def gradient_hook_tables(tensor: torch.Tensor) -> tuple[Any, Any]:
+    """The tables of a tensor's hooks, to which the handles that torch has given out for them refer."""
+    return tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+
+
+def set_gradient_hook_tables(tensor: torch.Tensor, tables: tuple[Any, Any]) -> None:
+    before, after = tables
+    if before is not None:
+        tensor._backward_hooks = before
+    if after is not None:
+        tensor._post_accumulate_grad_hooks = after
+
+
+def refuse_backward(tensor: torch.Tensor, reason: str) -> None:
+    """Make backward raise if it reaches a tensor that a graph refers to now."""
+    if tensor.requires_grad and tensor._use_count() > 1:
+
+        def refuse(gradients: Any) -> None:
+            raise RuntimeError(reason)
+
+        get_gradient_edge(tensor).node.register_prehook(refuse)
 
 
 def call_after_backward(function: Callable[[], None]) -> None:

@@ -10,10 +10,11 @@ import torch
 _LIBRARY = torch.library.Library("aten", "FRAGMENT")  # its registrations end with it
 
 
-def keep_dtensor_out(handle: type[torch.Tensor], dispatch: Callable[..., Any]) -> None:
-    """Register `dispatch` for every op on tensors of a class. Before an op reaches the `__torch_dispatch__` of a class
+def keep_dtensor_out(functions: dict[type[torch.Tensor], Callable[..., Any]]) -> None:
+    """Register the `__torch_dispatch__` of classes for every op on tensors of them. Before an op reaches one of a class
     without such a registration, torch checks whether the tensor is a DTensor, and the first check imports
     `torch.distributed.tensor` (1 s). Rare ops (with `out=`, or of another library) are not registered."""
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("aten::") and not name.partition(".")[2].endswith("out"):
-            torch.library.register_torch_dispatch(name, handle, dispatch, lib=_LIBRARY)
+            for handle, dispatch in functions.items():
+                torch.library.register_torch_dispatch(name, handle, dispatch, lib=_LIBRARY)

@@ -38,16 +38,18 @@ def standing_for(originals: dict[int, torch.Tensor]) -> Iterator[None]:
             del _originals[ident]
 
 
-def patch_optimizer_defaults(handle: type[torch.Tensor]) -> None:
+def patch_optimizer_defaults(handles: tuple[type[torch.Tensor], ...]) -> None:
     """Let optimizers whose parameters are all on GT use "foreach", unless the user chose an implementation."""
     for name in SAME_BITS:
         module = sys.modules[f"torch.optim.{name}"]
-        setattr(module, _NAME, _preferring_lists(getattr(module, _NAME), handle))
-    group: Any = _in_buckets(Optimizer._group_tensors_by_device_and_dtype, handle)
+        setattr(module, _NAME, _preferring_lists(getattr(module, _NAME), handles))
+    group: Any = _in_buckets(Optimizer._group_tensors_by_device_and_dtype, handles)
     Optimizer._group_tensors_by_device_and_dtype = staticmethod(group)  # type: ignore[method-assign]
 
 
-def _preferring_lists(choose: Callable[..., tuple[bool, bool]], handle: type[torch.Tensor]) -> Callable[..., Any]:
+def _preferring_lists(
+    choose: Callable[..., tuple[bool, bool]], handles: tuple[type[torch.Tensor], ...]
+) -> Callable[..., Any]:
     @functools.wraps(choose)
     def choose_implementation(
         params: list[torch.Tensor], differentiable: bool, use_fused: bool = False
@@ -55,17 +57,17 @@ def _preferring_lists(choose: Callable[..., tuple[bool, bool]], handle: type[tor
         fused, lists = choose(params, differentiable, use_fused)
         # In a step gradients are enabled if it is differentiable, which SGD does not say.
         if not (fused or lists or differentiable or torch.is_grad_enabled()) and params:
-            lists = all(_is_on_gt(each, handle) and each.dtype in _DTYPES for each in params)
+            lists = all(_is_on_gt(each, handles) and each.dtype in _DTYPES for each in params)
         return fused, lists
 
     return choose_implementation
 
 
-def _in_buckets(group: Callable[..., dict[Any, Any]], handle: type[torch.Tensor]) -> Callable[..., Any]:
+def _in_buckets(group: Callable[..., dict[Any, Any]], handles: tuple[type[torch.Tensor], ...]) -> Callable[..., Any]:
     @functools.wraps(group)
     def group_in_buckets(tensorlistlist: list[list[Any]], with_indices: bool = False) -> dict[Any, Any]:
         groups = group(tensorlistlist, with_indices)
-        if not tensorlistlist[0] or not _is_on_gt(tensorlistlist[0][0], handle):
+        if not tensorlistlist[0] or not _is_on_gt(tensorlistlist[0][0], handles):
             return groups
         return _BucketedGroups(
             (key, ([each[bucket] for each in lists], indices[bucket]))
@@ -97,8 +99,8 @@ def bucket_sizes(parameters: list[torch.Tensor]) -> list[int]:
     return [len(indices) for _, indices in groups.values()]
 
 
-def _is_on_gt(tensor: torch.Tensor, handle: type[torch.Tensor]) -> bool:
-    return type(tensor) is handle or (bool(_originals) and id(tensor) in _originals)
+def _is_on_gt(tensor: torch.Tensor, handles: tuple[type[torch.Tensor], ...]) -> bool:
+    return type(tensor) in handles or (bool(_originals) and id(tensor) in _originals)
 
 
 def _buckets(tensors: list[torch.Tensor]) -> Iterator[slice]:

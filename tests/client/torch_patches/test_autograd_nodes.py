@@ -1,5 +1,6 @@
 """Numbers of autograd's nodes, by which a gradient finds the signal scope of its op, and the end of backward."""
 
+import pytest
 import torch
 
 from gt.client.torch_patches.autograd_nodes import (
@@ -9,8 +10,11 @@ from gt.client.torch_patches.autograd_nodes import (
     call_after_backward,
     current_backward,
     current_node,
+    gradient_hook_tables,
     next_sequence_number,
+    refuse_backward,
     sequence_number,
+    set_gradient_hook_tables,
 )
 
 
@@ -67,3 +71,28 @@ def test_the_node_that_accumulates_a_gradient_knows_its_parameter():
     told = "gradients would be reduced one by one"
     assert accumulated_parameter(y.grad_fn.next_functions[0][0]) is x, told
     assert accumulated_parameter(y.grad_fn) is None, told
+
+
+def test_hooks_run_for_a_tensor_that_takes_their_tables():
+    seen = []
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    handle = x.register_hook(lambda gradient: seen.append(gradient))
+    x.register_post_accumulate_grad_hook(lambda tensor: seen.append(tensor))
+    set_gradient_hook_tables(y, gradient_hook_tables(x))
+    (y * 2).sum().backward()
+    assert len(seen) == 2, "hooks on parameters would be lost in gt.to(module)"
+    handle.remove()
+    (y * 2).sum().backward()
+    assert len(seen) == 3
+
+
+def test_backward_is_refused_by_the_graphs_that_exist():
+    x = torch.ones(2, requires_grad=True)
+    old = (x * 2).sum()
+    refuse_backward(x, "moved")
+    with pytest.raises(RuntimeError, match="^moved$"):
+        old.backward()
+    unused = torch.ones(2, requires_grad=True)
+    refuse_backward(unused, "moved")
+    (unused * 2).sum().backward()
+    assert unused.grad is not None, "graphs that are recorded later would be refused"
