@@ -17,6 +17,7 @@ from gt.core.messages import (
     DefineSite,
     DropCopies,
     EndStep,
+    Failed,
     FetchTensor,
     ForgetOps,
     FreeTensors,
@@ -255,7 +256,7 @@ class Instructions:
         workers = tuple(self._state.workers)
         if not workers:
             raise NoWorkers
-        self._requests.wait(request, workers, reply)
+        self._requests.wait(request, workers, reply, Failed)
         self._outgoing.command(workers, command)
 
     # Definitions

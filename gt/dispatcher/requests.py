@@ -70,7 +70,7 @@ class Requests:
 
     def wait_for_versions(self, request: int, workers: Sequence[int], version_ids: Sequence[int]) -> None:
         self._state.add_request(
-            request, PendingRequest(frozenset(workers), (Versions,), version_ids=tuple(version_ids))
+            request, PendingRequest(frozenset(workers), (Versions, Failed), version_ids=tuple(version_ids))
         )
 
     def waits(self) -> dict[int, set[int]]:
@@ -153,7 +153,9 @@ class Requests:
             return _read(request, pending)
         if Uploaded in pending.expects:
             return Uploaded(request)
-        reply = pending.replies[0][1]
+        if pending.mesh is not None:
+            return self._queried(pending, pending.mesh)
+        reply = next((reply for _, reply in pending.replies if isinstance(reply, Failed)), pending.replies[0][1])
         if isinstance(reply, Traffic):
             received = {worker: reply.received for worker, reply in pending.replies if isinstance(reply, Traffic)}
             collectives = self._state.take_collectives(self._state.sessions[session_of(request)])
@@ -176,8 +178,6 @@ class Requests:
         if isinstance(reply, Versions):
             spans = {worker: dict(reply.spans) for worker, reply in pending.replies if isinstance(reply, Versions)}
             return VersionsRead(request, tuple(self._state.span(ident, spans) for ident in pending.version_ids))
-        if pending.mesh is not None:
-            return self._queried(pending, pending.mesh)
         assert not isinstance(reply, Fetched), "a read has parts"
         return reply
 

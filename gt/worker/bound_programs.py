@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from gt.core.errors import LimitError
 from gt.core.messages import RunOp
 from gt.core.meta import TensorMeta
 from gt.core.signatures import (
@@ -121,7 +120,7 @@ class BoundProgram:
                 continue
             try:
                 self._guard.reserve(mover.nbytes)
-            except LimitError as error:
+            except Exception as error:
                 values[position] = fail(self.op, [value], error)
         return values
 
@@ -174,8 +173,13 @@ class BoundProgram:
             if isinstance(view, FailedValue):
                 registers[step.base] = view
                 return False
-            if not isinstance(base, FailedValue) and self._engine.nbytes(view) and not self._engine.aliases(view, base):
-                self._engine.write_through(base, self._composed(step.steps), view)
+            if isinstance(base, FailedValue):
+                return True
+            try:
+                if self._engine.nbytes(view) and not self._engine.aliases(view, base):
+                    self._engine.write_through(base, self._composed(step.steps), view)
+            except Exception as error:
+                registers[step.base] = fail(self.op, [base], error)
             return True
 
         return write_back

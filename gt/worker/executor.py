@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from gt.core.errors import LimitError
 from gt.core.ids import session_of
+from gt.core.message_fields import owner_of
 from gt.core.messages import (
     Command,
     DefineOp,
@@ -200,7 +201,7 @@ class Executor:
         if self._late is not None:
             self._late.follow(commands, goes_on=bool(self._runner.overlapped))
         self._status.ops_run += [*map(type, commands)].count(RunOp)
-        batch = self._runner.prefetch.follow(commands)
+        batch = unread = self._runner.prefetch.follow(commands)
         if self.engine.is_profiled():
             batch = self._in_ranges(self._expanded(batch))
         if self._memory.is_on or self._finiteness.is_on:
@@ -210,6 +211,7 @@ class Executor:
             self._timeline.sample_memory(self._held_bytes)
         else:
             self._run_batch(batch if not self._guard.is_full else self._those_with_room(self._expanded(batch)))
+        self._run_batch(unread)  # nothing, unless a recording has failed between two commands
         self._show_progress(start, waited)
         return self._reports
 
@@ -237,31 +239,47 @@ class Executor:
             progress[position] = peer + 1
 
     def _run_batch(self, batch: Iterator[Command]) -> None:
-        """Hot path: most of the cost of a small op is this loop."""
+        """Run commands in order. An exception ends no worker: the command fails, and the next ones run. Hot path: most
+        of the cost of a small op is this loop."""
         actions, runner = self._actions, self._runner
         tensors, ops, progress, steps = self.tensors, self.ops, runner.progress, runner.steps
-        for command in batch:
-            if type(command) is not RunOp:
-                actions[type(command)](command)
-                continue
-            bound, inputs, scalars = ops[command.op_id], command.inputs, command.scalars
-            direct, writes = bound.direct, bound.writes
-            if direct is None or (writes and steps.follows(inputs[writes[0]])):
-                runner.run(command)
-                continue
-            progress[0], progress[1] = command.op_id, command.site
+        while True:
+            command: Command | None = None
             try:
-                if scalars:  # no variable: the result must not outlive its id in the store
-                    tensors[command.outputs[0]] = direct(*[tensors[ident] for ident in inputs], *scalars)
-                elif len(inputs) == 2:
-                    tensors[command.outputs[0]] = direct(tensors[inputs[0]], tensors[inputs[1]])
-                else:
-                    tensors[command.outputs[0]] = direct(*[tensors[ident] for ident in inputs])
+                for command in batch:
+                    if type(command) is not RunOp:
+                        actions[type(command)](command)
+                        continue
+                    bound, inputs, scalars = ops[command.op_id], command.inputs, command.scalars
+                    direct, writes = bound.direct, bound.writes
+                    if direct is None or (writes and steps.follows(inputs[writes[0]])):
+                        runner.run(command)
+                        continue
+                    progress[0], progress[1] = command.op_id, command.site
+                    try:
+                        if scalars:  # no variable: the result must not outlive its id in the store
+                            tensors[command.outputs[0]] = direct(*[tensors[ident] for ident in inputs], *scalars)
+                        elif len(inputs) == 2:
+                            tensors[command.outputs[0]] = direct(tensors[inputs[0]], tensors[inputs[1]])
+                        else:
+                            tensors[command.outputs[0]] = direct(*[tensors[ident] for ident in inputs])
+                    except Exception as error:
+                        runner.run_after_error(command, bound, error)
+                        continue
+                    if writes:
+                        del tensors[inputs[writes[0]]]
+                return
             except Exception as error:
-                runner.run_after_error(command, bound, error)
-                continue
-            if writes:
-                del tensors[inputs[writes[0]]]
+                self._fail_command(command, error)
+
+    def _fail_command(self, command: Command | None, error: Exception) -> None:
+        """The one way out of a command that has raised what nothing inside it deals with. Of a segment, the ops without
+        results fail."""
+        for single in self._expand(command) if command is not None else ():
+            if isinstance(single, FreeTensors):
+                self._runner.free(single.ids)
+            elif not isinstance(single, RunOp) or single is command or not self.tensors.keys() >= {*single.outputs}:
+                self._runner.fail_command(single, error)
 
     def _those_with_room(self, batch: Iterator[Command]) -> Iterator[Command]:
         """The commands of a batch without ops for whose results there is no memory, which fail. Ops with tiny results
@@ -340,19 +358,27 @@ class Executor:
     def _run_followed(self, commands: Iterator[Command]) -> None:
         """Run commands one by one, so that recordings see the tensors before and after each."""
         for command in commands:
-            self._finiteness.begin(command)
+            self._watch(self._finiteness.begin, command)
             batch = iter((command,))
             self._run_batch(self._timeline.timed(batch) if self._timeline.is_on else batch)
             self._runner.overlapped.finish_all()
             self._memory.note(command)
-            self._finiteness.end(command)
+            self._watch(self._finiteness.end, command)
 
     def _followed(self, command: RunOp, computation: Exchanging) -> Exchanging:
-        self._finiteness.begin(command)
+        self._watch(self._finiteness.begin, command)
         result = yield from computation
         self._memory.note(command)
-        self._finiteness.end(command)
+        self._watch(self._finiteness.end, command)
         return result
+
+    def _watch(self, check: Callable[[Command], None], command: Command) -> None:
+        """Check the tensors of a command, which may need memory. An error is reported; the tensors keep their
+        values."""
+        try:
+            check(command)
+        except Exception as error:
+            self._report(OpFailed(owner_of(command), self._runner.failure_of("check of NaN", (), command, error)))
 
     def _held_bytes(self) -> int:
         return sum([int(value.nbytes) for value in self.tensors.values() if not isinstance(value, FailedValue)])
@@ -414,15 +440,8 @@ class Executor:
         """The memory stays where others hold it. Values that were kept from before a step may share it too."""
         self._runner.overlapped.finish((command.id,))
         value = self.tensors.get(command.id)
-        if value is None or isinstance(value, FailedValue):
-            return
-        try:
-            self._guard.reserve(self.engine.nbytes(value))
+        if value is not None and not isinstance(value, FailedValue):
             self.tensors[command.id] = self.engine.copy(value)
-        except Exception as error:
-            failure = self._runner.failure_of("copy on write", (str(self.engine.meta(value)),), command, error)
-            self.tensors[command.id] = FailedValue(failure)
-            self._report(OpFailed(session_of(command.id), failure))
 
     def _query(self, command: QueryOp) -> None:
         self._settle()
@@ -439,9 +458,11 @@ class Executor:
         self._report(Synchronized(command.request))
 
     def _report_progress(self, command: WorkerReportProgress) -> None:
-        self.engine.synchronize()
-        before, self._progress_time = self._progress_time, self._timeline.clock()
-        self._report(Progress(command.mark, self._progress_time - before))
+        try:
+            self.engine.synchronize()
+        finally:
+            before, self._progress_time = self._progress_time, self._timeline.clock()
+            self._report(Progress(command.mark, self._progress_time - before))
 
     def _end_session(self, command: WorkerEndSession) -> None:
         self._runner.overlapped.finish_all()

@@ -42,6 +42,11 @@ class MemoryGuard:
         if self._budget < 0:
             self._look(nbytes)
 
+    def reserve_large(self, nbytes: int) -> None:
+        """`reserve`, but for what is so small that it is only sampled."""
+        if nbytes >= LARGE_BYTES:
+            self.reserve(nbytes)
+
     def sample(self, held: int) -> None:
         """Note whether there is memory left, for ops with small results. `held` are the bytes of all tensors, where
         shared memory may count twice."""

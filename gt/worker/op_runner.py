@@ -11,7 +11,20 @@ from typing import Any
 from msgspec.structs import replace
 
 from gt.core.ids import MAX_RESULTS, is_dispatcher_id, session_of
-from gt.core.messages import Failed, Failure, OpFailed, Queried, QueryOp, QueryResult, Report, RunOp
+from gt.core.message_fields import id_fields, owner_of
+from gt.core.messages import (
+    Command,
+    Failed,
+    Failure,
+    OpFailed,
+    Queried,
+    QueryOp,
+    QueryResult,
+    Report,
+    RunOp,
+    WorkerCreateTensor,
+    WorkerUnshareTensor,
+)
 from gt.core.meta import TensorMeta
 from gt.core.worker_progress import COUNTERS, EXCHANGING, MEMBERS, RUNNING, SINCE, STATE, WAITED, member_words
 from gt.worker.bound_ops import BoundOp, UnavailableOp
@@ -23,7 +36,7 @@ from gt.worker.exchange.interface import EarlyTasks, Exchanging, MoveResult, Mov
 from gt.worker.exchange.prefetch import ReceivePrefetch
 from gt.worker.exchange.traffic import TrafficCount
 from gt.worker.failed_value import FailedValue
-from gt.worker.failure_records import Fallible, make_failure, missing_output
+from gt.worker.failure_records import make_failure, missing_output
 from gt.worker.memory_guard import MemoryGuard
 from gt.worker.optimizer_steps import OptimizerSteps
 from gt.worker.overlapped_exchanges import BegunExchange, OverlappedExchanges
@@ -57,6 +70,7 @@ class OpRunner:
         self.worker = worker
         self.tensors: MutableMapping[int, Value | FailedValue] = {}
         self.guard = MemoryGuard(worker, engine, self.tensors, memory)
+        engine.reserve = self.guard.reserve_large
         self.ops: dict[int, AnyBoundOp] = {}
         self.traffic = TrafficCount()
         self.steps = OptimizerSteps(engine)
@@ -79,10 +93,10 @@ class OpRunner:
             self._exchange_all(command, bound)
             return
         outputs = command.outputs
-        if bound.writes and self.steps.sessions and self._skips_write(command, bound):
-            return
         values: list[Value | FailedValue] = []
         try:
+            if bound.writes and self.steps.sessions and self._skips_write(command, bound):
+                return
             if bound.fully_written:
                 self._renew(command, dict(zip(bound.writes, bound.fully_written, strict=True)))
             values += map(tensors.__getitem__, command.inputs)
@@ -145,10 +159,11 @@ class OpRunner:
             return False
         first = len(command.outputs) - len(targets)
         renamed = dict(zip(targets, command.outputs[first:], strict=True))
-        for position in lacking:
+        made = [self._engine.empty(targets[position]) for position in lacking]  # all of them, or nothing changes
+        for position, value in zip(lacking, made, strict=True):
             ident = command.inputs[position]
             self.steps.keep_previous(renamed[position], self.tensors.get(ident))
-            self.tensors[ident] = self._engine.empty(targets[position])
+            self.tensors[ident] = value
         return True
 
     def _has_value(self, ident: int) -> bool:
@@ -184,13 +199,9 @@ class OpRunner:
     # Programs
 
     def run_program(self, command: RunOp, bound: BoundProgram) -> Exchanging:
-        """Run the steps of a program. This worker may hold no part of an input, and get no part of an output."""
-        reason: FailedValue | None = None
-        is_renewed = False
-        written = [command.inputs[position] for position in bound.program.consumes]
-        if written and self.steps.sessions:
-            reason = self.steps.skip_reason(written)
-            self.steps.before_write(written, command.outputs[len(command.outputs) - len(written) :], self.tensors.get)
+        """Run the steps of a program. This worker may hold no part of an input, and get no part of an output. Whatever
+        raises here, the exchanges of the program are done, with failures in place of tensors, because other workers
+        wait for them."""
 
         def fail(op: str, values: Sequence[Value], error: Exception) -> FailedValue:
             shapes = tuple(str(self._engine.meta(value)) for value in values if self._engine.is_tensor(value))
@@ -198,8 +209,13 @@ class OpRunner:
             self._report(OpFailed(session_of(command.op_id), failed.failure))
             return failed
 
-        if bound.targets and reason is None:
-            is_renewed = self._renew(command, bound.targets)
+        reason: FailedValue | None = None
+        is_renewed = False
+        try:
+            reason = self._skip_reason(command, bound)
+            is_renewed = bool(bound.targets) and reason is None and self._renew(command, bound.targets)
+        except Exception as error:
+            reason = fail(bound.op, (), error)
         inputs = [self.tensors.get(ident) for ident in command.inputs]
         computation = bound.run(inputs, command.scalars, fail, reason)
         results, untouched = yield from computation if bound.is_local else self._counted(command, computation)
@@ -211,6 +227,15 @@ class OpRunner:
                 self.tensors[ident] = result
         if self._exchange.flags is not None:
             self._exchange.flags.assign(command)
+
+    def _skip_reason(self, command: RunOp, bound: BoundProgram) -> FailedValue | None:
+        """The failed gradient because of which a program of an optimizer step must write nothing, or None."""
+        written = [command.inputs[position] for position in bound.program.consumes]
+        if not written or not self.steps.sessions:
+            return None
+        reason = self.steps.skip_reason(written)
+        self.steps.before_write(written, command.outputs[len(command.outputs) - len(written) :], self.tensors.get)
+        return reason
 
     def _counted(self, command: RunOp, computation: Exchanging) -> Exchanging:
         """Pass on the exchanges of a computation, and count the bytes received. Tokens of steps are no payload."""
@@ -328,9 +353,9 @@ class OpRunner:
         before: list[TensorMeta | None] = []
         written = [command.inputs[position] for position in bound.writes] if self.steps.sessions else []
         since = [self.steps.unwritten.get(ident, ident) for ident in written]
-        if written:
-            self.steps.before_write(written, command.written, self.tensors.get)
         try:
+            if written:
+                self.steps.before_write(written, command.written, self.tensors.get)
             self._make_resizable([command.inputs[position] for position in bound.writes])
             values += map(self.tensors.__getitem__, command.inputs)
             before += [self._meta(values[position]) for position in bound.writes]
@@ -373,7 +398,27 @@ class OpRunner:
 
     # Failures
 
-    def failure_of(self, op: str, inputs: tuple[str, ...], command: Fallible, error: Exception) -> Failure:
+    def fail_command(self, command: Command, error: Exception) -> None:
+        """Fail a command that has raised, whatever it was: the tensors that it makes, writes or was to copy have no
+        value, and whoever waits for an answer, or else its session, is told why."""
+        bound = self.ops.get(getattr(command, "op_id", 0))
+        name = bound.op if bound is not None else getattr(command, "timeline_name", None) or type(command).__name__
+        metas = (str(command.meta),) if isinstance(command, WorkerCreateTensor) else ()
+        failure = self.failure_of(name, metas, command, error)
+        failed = FailedValue(failure)
+        inputs: Sequence[int] = getattr(command, "inputs", ())
+        for position in bound.writes if bound is not None else ():
+            self.tensors.pop(inputs[position], None)
+        made = (command.id,) if isinstance(command, WorkerUnshareTensor) else id_fields(type(command)).new(command)
+        self.tensors.update(dict.fromkeys(made, failed))
+        if hasattr(command, "request"):
+            self._report(Failed(command.request, failure, is_own_failure=True))
+        elif session := owner_of(command):
+            self._report(OpFailed(session, failure))
+        else:
+            log.error("%s failed", type(command).__name__, exc_info=error)
+
+    def failure_of(self, op: str, inputs: tuple[str, ...], command: Command, error: Exception) -> Failure:
         """The failure of a command; `inputs` are the metas of the op's tensors, as text."""
         return make_failure(self.worker, op, inputs, command, self.guard.explained(error))
 

@@ -51,6 +51,7 @@ class OptimizerSteps:
         self.tokens: set[int] = set()
         self.sessions: dict[int, _SessionSteps] = {}
         self._engine = engine
+        self._token = engine.empty(STEP_TOKEN)  # its value says nothing, and workers give each other copies
         self._follows_all = False
 
     def begin(self, command: WorkerBeginStep, tensors: MutableMapping[int, Value | FailedValue]) -> None:
@@ -60,7 +61,7 @@ class OptimizerSteps:
         session.begun, session.failed = command.step, failed and failed.for_dependents()
         if command.token:
             self.tokens.add(command.token)
-            tensors[command.token] = session.failed or self._engine.empty(STEP_TOKEN)
+            tensors[command.token] = session.failed or self._token
         self._update()
 
     def agree(self, command: WorkerAgreeOnStep, tokens: Value | FailedValue | None) -> None:

@@ -93,8 +93,11 @@ class SegmentReplay:
         if segment.has_program_writes or steps.skip_reason(written) is not None:
             return False
         ids = segment.body.ids(run.first, run.externals)
-        for old, new in segment.writes:
-            steps.before_write([ids[old]], [ids[new]], self._runner.tensors.get)
+        try:
+            for old, new in segment.writes:
+                steps.before_write([ids[old]], [ids[new]], self._runner.tensors.get)
+        except Exception:  # there is no memory to keep a value in: the command that writes it fails
+            return False
         return True
 
     def _run_other(self, run: RunSegment, segment: BoundSegment, step: OtherStep, registers: list[Any]) -> None:

@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from gt.core.ids import session_of
 from gt.core.messages import (
     CURRENT,
     ByteRange,
     Failed,
     Fetched,
-    OpFailed,
     ReadVersions,
     Report,
     Uploaded,
@@ -59,32 +57,25 @@ class TensorTransfers:
         self._owns_buffers = owns_buffers
 
     def create(self, command: WorkerCreateTensor) -> None:
-        tensors = self._runner.tensors
         try:
+            buffer = next(self.buffers)  # even if there is no room for it: the next upload has the next buffer
             self._runner.guard.reserve(command.byte_range.nbytes)
             is_owned = self._owns_buffers and not command.byte_range.name
-            tensors[command.id] = self._engine.from_buffer(next(self.buffers), command.meta, is_owned)
+            self._runner.tensors[command.id] = self._engine.from_buffer(buffer, command.meta, is_owned)
         except Exception as error:
-            failure = self._runner.failure_of("upload", (str(command.meta),), command, error)
-            tensors[command.id] = FailedValue(failure)
-            self._report(OpFailed(session_of(command.id), failure))
+            self._runner.fail_command(command, error)
         if command.byte_range.name:
             self._report(Uploaded(command.id))
 
     def fetch(self, command: WorkerFetchTensor) -> None:
         """Send the bytes of a tensor, or of an earlier version of it, to the client."""
-        try:
-            self._settle()
-            value = self._runner.steps.version(command.id, self._runner.tensors[command.id], command.version)
-            if isinstance(value, FailedValue):
-                self._report(Failed(command.request, value.failure))
-                return
-            write = partial(self._engine.read_into, value)
-            byte_range, data = self._export(self._engine.nbytes(value), command.place, write)
-        except Exception as error:
-            failure = self._runner.failure_of("fetch", (), command, error)
-            self._report(Failed(command.request, failure, is_own_failure=True))
+        self._settle()
+        value = self._runner.steps.version(command.id, self._runner.tensors[command.id], command.version)
+        if isinstance(value, FailedValue):
+            self._report(Failed(command.request, value.failure))
             return
+        write = partial(self._engine.read_into, value)
+        byte_range, data = self._export(self._engine.nbytes(value), command.place, write)
         self._report(Fetched(command.request, byte_range), data)
 
     def read(self, ident: int) -> Buffer | None:

@@ -15,6 +15,10 @@ Value: TypeAlias = Any
 """A tensor of the engine: torch.Tensor or numpy.ndarray."""
 
 
+def reserve_nothing(nbytes: int) -> None:
+    """The `reserve` of an engine whose memory nobody guards."""
+
+
 class Finiteness(NamedTuple):
     """Whether a tensor has elements that are NaN, and infinite ones."""
 
@@ -25,8 +29,9 @@ class Finiteness(NamedTuple):
 class Engine(Protocol):
     """`restrided` counts the results that had other strides than those declared. With `checks_geometry`, geometry
     is compared after every op and move. `is_torch_cpu` says whether ops run in torch's CPU kernels, whose strides
-    clients expect."""
+    clients expect. Methods that allocate memory for a tensor call `reserve` with its size first, which may raise."""
 
+    reserve: Callable[[int], None]
     device: str
     checks_geometry: bool
     is_torch_cpu: bool

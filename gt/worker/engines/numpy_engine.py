@@ -12,7 +12,7 @@ from gt.core.meta import TensorMeta, dense_strides, is_dense, memory_order
 from gt.core.signatures import Arg, Complex, DType, ListArg, MemoryFormat, Number, TorchLayout, ViewStep, WorkerDevice
 from gt.wire.codec import Buffer
 from gt.worker.engines.counter_rng import Region
-from gt.worker.engines.engine import Finiteness
+from gt.worker.engines.engine import Finiteness, reserve_nothing
 from gt.worker.engines.host_memory_size import available_memory, host_memory
 from gt.worker.engines.numpy_ops import OPS, on_lists
 from gt.worker.engines.numpy_random import RandomSource
@@ -39,6 +39,7 @@ class NumPyEngine:
         self.device = "cpu"
         self.checks_geometry = checks_geometry
         self.restrided = 0
+        self.reserve: Callable[[int], None] = reserve_nothing
 
     def memory(self) -> int:
         return host_memory()
@@ -92,6 +93,7 @@ class NumPyEngine:
         if element_strides(value) == stride:
             return value
         self.restrided += 1
+        self.reserve(value.nbytes)
         return with_strides(value, stride)
 
     def resizable(self, value: Array) -> Array:
@@ -162,9 +164,11 @@ class NumPyEngine:
         return self.flat(value).view(np.uint8)
 
     def empty(self, meta: TensorMeta) -> Array:
+        self.reserve(meta.nbytes)
         return empty_strided(meta.shape, meta.stride, dtype_named(meta.dtype))
 
     def copy(self, value: Array) -> Array:
+        self.reserve(value.nbytes)
         return copy_with_strides(element_strides(value), value)
 
     def synchronize(self) -> None:

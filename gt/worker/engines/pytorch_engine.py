@@ -38,7 +38,7 @@ from gt.worker.engines.cleared_memory import clear, cleared, leaves_unwritten
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.default_dtype import WithDefaultDtype, may_need_default, without_default_dtype
 from gt.worker.engines.device_fallbacks import DEVICE_FALLBACKS
-from gt.worker.engines.engine import Finiteness
+from gt.worker.engines.engine import Finiteness, reserve_nothing
 from gt.worker.engines.host_memory_size import available_memory, host_memory
 from gt.worker.engines.random_ops import COUNTER_BASED
 from gt.worker.engines.refused_ops import OpNotAllowed, refusal
@@ -103,6 +103,7 @@ class PyTorchEngine:
         self._clears = clears
         self.is_torch_cpu = self._device.type == "cpu"
         self.restrided = 0
+        self.reserve: Callable[[int], None] = reserve_nothing
         self._allowed = frozenset(name for name in registered_ops() if name.partition("::")[0] in namespaces)
         self.group: dist.ProcessGroup | None = None
         self._shortcuts: dict[tuple[str, int], Callable[..., Any]] = {}
@@ -247,6 +248,7 @@ class PyTorchEngine:
         self.restrided += 1
         if same_places(value.shape, value.stride(), stride):
             return value.as_strided(value.shape, stride)
+        self.reserve(value.nbytes)
         return _copy_with_strides(stride, value)
 
     def resizable(self, value: torch.Tensor) -> torch.Tensor:
@@ -330,9 +332,11 @@ class PyTorchEngine:
         return self.flat(value).view(torch.uint8)
 
     def empty(self, meta: TensorMeta) -> torch.Tensor:
+        self.reserve(meta.nbytes)
         return torch.empty_strided(meta.shape, meta.stride, dtype=_DTYPES[meta.dtype], device=self._device)
 
     def copy(self, value: torch.Tensor) -> torch.Tensor:
+        self.reserve(value.nbytes)
         return _copy_with_strides(value.stride(), value)
 
     def synchronize(self) -> None:
