@@ -191,7 +191,12 @@ def no_signals() -> Iterator[None]:
     registry.clear()
 
 
-SHARED = {"two_processes", "eight_workers", "shared_board"}  # fixtures of a module, whose session outlives a test
+SHARED = {
+    "two_processes",
+    "eight_workers",
+    "shared_board",
+    "mesh_of_two",
+}  # fixtures of a module, whose session outlives a test
 
 
 @pytest.fixture(autouse=True, scope="session")

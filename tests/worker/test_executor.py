@@ -8,13 +8,20 @@ from gt.core.messages import (
     Failed,
     OpFailed,
     QueryOp,
+    ReadVersions,
     RunOp,
+    Synchronize,
+    Synchronized,
+    Versions,
+    WorkerAgreeOnStep,
     WorkerCreateTensor,
     WorkerFetchTensor,
 )
+from gt.core.meta import TensorMeta
 from gt.worker.engines import PyTorchEngine
 from gt.worker.exchange import InProcessExchange
 from gt.worker.executor import Executor
+from gt.worker.failed_value import FailedValue
 from tests.records import ADD, ADD_, SMALL, meta, own, signature
 
 OP, A, B, C, D, REQUEST = own(100), *map(own, range(1, 5)), own(50)
@@ -69,3 +76,30 @@ def test_the_origin_of_a_failed_upload_is_its_tensor():
     executor = worker(0)
     (report,) = reports_of(executor, WorkerCreateTensor(C, meta(9), ByteRange("", 0), SITE), buffers=[bytearray(2)])
     assert isinstance(report, OpFailed) and (report.failure.op, report.failure.origin) == ("upload", C)
+
+
+def test_an_upload_that_is_refused_leaves_the_next_one_its_own_bytes():
+    """Both travel in one message."""
+    executor = Executor(0, PyTorchEngine("cpu"), InProcessExchange(), None, owns_buffers=True, memory=1 << 20)
+    large, small = [bytes([number]) * count for number, count in enumerate((1 << 22, 4), 1)]
+    sizes = [TensorMeta((len(data),), (1,), 0, "uint8") for data in (large, small)]
+    creates = [
+        WorkerCreateTensor(own(ident), size, ByteRange("", size.nbytes), 0) for ident, size in enumerate(sizes, 1)
+    ]
+    ((report, _),) = executor.run(creates, [large, small])
+    assert report.failure.kind == "LimitError"
+    assert executor.tensors[own(2)].tolist() == [2] * 4
+
+
+def test_a_command_that_makes_no_sense_to_a_worker_fails_and_the_next_ones_run():
+    executor = Executor(0, PyTorchEngine("cpu"), InProcessExchange(), None, owns_buffers=True)
+    commands = [
+        RunOp(own(9), (own(1),), (own(2),), (), 0, 5),  # of an op that was never defined
+        WorkerAgreeOnStep(own(3), own(4)),  # on a step that never began
+        ReadVersions(own(7), (own(2),)),
+        Synchronize(own(8)),
+    ]
+    reports = [report for report, _ in executor.run(commands, [])]
+    assert [type(report) for report in reports] == [OpFailed, OpFailed, Versions, Synchronized]
+    assert (reports[0].failure.site, reports[0].failure.origin) == (5, own(2))
+    assert isinstance(executor.tensors[own(2)], FailedValue)

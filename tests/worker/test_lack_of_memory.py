@@ -1,0 +1,128 @@
+"""A worker whose memory runs out at any allocation lives, tells the failure on the user's line, and does the next op.
+
+The kernel refuses the memory: a limit of the workers' address space grows step by step, so that each allocation of an
+op is the first that fails in turn.
+"""
+
+import contextlib
+import gc
+import resource
+
+import psutil
+import pytest
+import torch
+
+import gt
+
+MIB = 1 << 20
+COUNT = (
+    10 * MIB
+)  # float32 elements: glibc takes memory of this size from the kernel, and gives it back when it is freed
+STEP = 20 * MIB
+STEPS = 32
+UNLIMITED = resource.RLIM_INFINITY
+
+
+@contextlib.contextmanager
+def limited(room):
+    """The workers may take so many bytes more."""
+    pids = [worker.pid for worker in gt.workers()]
+    for pid in pids:
+        resource.prlimit(pid, resource.RLIMIT_AS, (psutil.Process(pid).memory_info().vms + room, UNLIMITED))
+    try:
+        yield
+    finally:
+        for pid in pids:
+            resource.prlimit(pid, resource.RLIMIT_AS, (UNLIMITED, UNLIMITED))
+
+
+def ready(tensor):
+    gt.synchronize()
+    return tensor
+
+
+def given(layout, shape=(4, COUNT // 2)):
+    """An argument of the op under test, complete before the limit."""
+    return lambda mesh: ready(gt.distribute(torch.arange(shape[0] * shape[1]).view(shape) % 7.0, mesh, layout))
+
+
+OPS = {
+    "upload": (given("-, -", (1, 1)), lambda a, mesh: gt.to(torch.ones(COUNT)) + 1),
+    "upload of shards": (given("-, -", (1, 1)), lambda a, mesh: gt.distribute(torch.ones(4, COUNT // 2), mesh, "x, -")),
+    "result": (given("-, -", (2, COUNT // 2)), lambda a, mesh: a + 1),
+    "result on shards": (given("x, -"), lambda a, mesh: a * 3),
+    "several results": (given("x, -"), lambda a, mesh: a.sort(1)[0]),
+    "query": (given("-, -", (2, COUNT // 2)), lambda a, mesh: a[a > 3]),
+    "gather": (given("x, -"), lambda a, mesh: a.redistribute(mesh, "-, -")),
+    "all-to-all": (given("x, -"), lambda a, mesh: a.redistribute(mesh, "-, x")),
+    "reduction": (given("x, -"), lambda a, mesh: a.sum(0).redistribute(mesh, "-")),
+    "write": (given("x, -"), lambda a, mesh: a.copy_(a.flip(0))),
+    "write through a view": (given("x, -"), lambda a, mesh: a.copy_(torch.cumsum(a[:, ::2].repeat(1, 2), 1))),
+    "random numbers": (given("x, -"), lambda a, mesh: torch.rand_like(a)),
+    "read": (given("x, -"), lambda a, mesh: a.cpu()),
+    "random numbers in place": (given("x, -"), lambda a, mesh: a.uniform_()),
+}
+
+
+@pytest.fixture(scope="module", params=["shared"])
+def mesh_of_two(request):
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("GT_TRANSPORT", request.param)
+        gt.init(workers=2)
+        yield gt.mesh((2,), ("x",))
+        gt.shutdown()
+
+
+def run(name, mesh, room=None, expected=None):
+    """The value of an op, or its error. A tensor that can be read after an error has the right value."""
+    make, op = OPS[name]
+    gc.collect()  # errors of earlier runs hold their tensors
+    argument = make(mesh)
+    torch.manual_seed(1)
+    error = result = None
+    with limited(room) if room is not None else contextlib.nullcontext():
+        try:
+            result = op(argument, mesh)
+            gt.synchronize()
+        except (RuntimeError, MemoryError) as raised:
+            error = raised
+    if error is None:
+        return result.cpu()
+    if result is not None:
+        with contextlib.suppress(type(error)):
+            torch.testing.assert_close(result.cpu(), expected)
+    return error
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_each_allocation_of_an_op_may_fail(mesh_of_two, name):
+    mesh = mesh_of_two
+    pids = [worker.pid for worker in gt.workers()]
+    bystander = gt.distribute(torch.arange(8.0), mesh, "x")
+    expected = run(name, mesh)
+    failures = 0
+    for step in range(STEPS):
+        found = run(name, mesh, MIB + step * STEP, expected)
+        assert bystander.sum().item() == 28, "an op of other tensors"
+        assert [worker.pid for worker in gt.workers()] == pids
+        if isinstance(found, torch.Tensor):
+            torch.testing.assert_close(found, expected)
+            break
+        failures += 1
+        assert "test_lack_of_memory.py" in str(found).partition("\n")[0], found
+        assert "memory" in str(found)
+    assert step < STEPS - 1
+    assert failures or name in ("upload", "upload of shards", "read"), "only these may find memory of an earlier run"
+
+
+def test_a_write_to_tensors_that_did_not_fit_fails_too_until_one_fits(mesh_of_two):
+    """A layer that is made empty, and is then too large for the workers."""
+    bystander = gt.distribute(torch.arange(8.0), mesh_of_two, "x")
+    weight = gt.empty(1 << 20, 1 << 22, mesh=mesh_of_two, placements="x, -")
+    weight.zero_()
+    with pytest.raises(gt.LimitError, match="has no room for 8.8 TB more"):
+        weight[0, 0].item()
+    with pytest.raises(gt.LimitError):
+        weight.normal_()
+        gt.synchronize()
+    assert bystander.sum().item() == 28
