@@ -72,7 +72,10 @@ _FORMATTED = [
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("mode", "format_"), [("embedded", "permuted"), ("sharded", "channels_last")])
+@pytest.mark.parametrize(
+    ("mode", "format_"),
+    [("embedded", "permuted"), ("sharded", "channels_last"), ("embedded", "uploaded expanded")],
+)
 def test_ops_give_what_torch_gives_in_memory_formats(request: pytest.FixtureRequest, mode: str, format_: str) -> None:
     chosen = request.getfixturevalue("pool" if mode == "embedded" else "sharded_pool")
     tasks = [Task(op, "float32", 1, format=format_) for op in _FORMATTED if "float32" in dtypes_of(op)]

@@ -49,6 +49,17 @@ def test_a_wrong_value_is_found_and_its_program_made_small() -> None:
     assert len(small.steps) <= 1 and LEFT.seed in [leaf.seed for leaf in small.leaves]
 
 
-@pytest.mark.parametrize("leaf", [LEFT, RIGHT, Leaf((2, 3, 4, 4), "channels_last"), Leaf((3, 2), "expanded")])
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        LEFT,
+        RIGHT,
+        Leaf((2, 3, 4, 4), "channels_last"),
+        Leaf((3, 2), "expanded"),
+        Leaf((2, 4), "stored expanded", seed=2),
+        Leaf((3, 4), "stored stepped"),
+        Leaf((3, 4), "stored windows"),
+    ],
+)
 def test_formats_are_views_of_memory_that_gets_the_gradient(leaf: Leaf) -> None:
     assert not difference(Program((leaf,), (Step("square", (0,)),)))

@@ -77,9 +77,9 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(plain).copy_(plain) if is_zero_tensor(plain) else plain  # zeros without memory
 
 
-def payload(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a strided tensor in the order of its strides; its own memory if it has no gaps."""
-    memory = tensor.permute(memory_order(tensor.stride())).contiguous()
+def payload(tensor: torch.Tensor, stride: Sequence[int]) -> memoryview:
+    """The bytes of a strided tensor in the order of `stride`; its own memory if it has no gaps and these strides."""
+    memory = tensor.permute(memory_order(stride)).contiguous()
     return memoryview(memory.as_strided((memory.numel(),), (1,)).view(torch.uint8).numpy())
 
 

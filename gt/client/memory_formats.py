@@ -49,10 +49,9 @@ def strides_in_format(tensor: torch.Tensor, format_: torch.memory_format) -> Str
 
 
 def strides_without_gaps(tensor: torch.Tensor) -> Strides:
-    """The strides of a tensor without gaps, or dense ones with the dims in the same order: `infer_dense_strides`."""
+    """The strides of a tensor without gaps, or dense ones with the dims in the same order, as `clone` gives them:
+    `infer_dense_strides` of C++."""
     shape, stride = tuple(tensor.shape), tensor.stride()
-    if 0 in shape:
-        return torch.empty_like(tensor).stride()
     return stride if is_dense(shape, stride) else iterated_strides(shape, [(shape, stride)])
 
 

@@ -29,12 +29,14 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-def write_parts(tensor: torch.Tensor, parts: Sequence[TensorPart], target: memoryview) -> None:
-    """Copy boxes of a plain tensor to memory, one after another, each in the order of the tensor's strides."""
+def write_parts(
+    tensor: torch.Tensor, stride: Sequence[int], parts: Sequence[TensorPart], target: memoryview
+) -> None:  # fmt: skip
+    """Copy boxes of a plain tensor to memory, one after another, each in the order of `stride`."""
     if not len(target):
         return
     memory = torch.frombuffer(target, dtype=tensor.dtype)
-    order, start = memory_order(tensor.stride()), 0
+    order, start = memory_order(stride), 0
     for part in parts:
         box = tensor[_slices(part.box)].permute(order)
         memory[start : start + box.numel()].view(box.shape).copy_(box)

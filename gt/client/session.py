@@ -22,6 +22,7 @@ from gt.client.geometry import Geometry, geometry_of, intern_geometry
 from gt.client.host_data import payload, strided
 from gt.client.inbox import Inbox
 from gt.client.interrupts import require_outside
+from gt.client.memory_formats import strides_without_gaps
 from gt.client.outbox import Outbox
 from gt.client.part_assembly import write_parts
 from gt.client.rule_inference import RuleInference
@@ -57,7 +58,6 @@ from gt.core.messages import (
     TrafficRead,
     Welcome,
 )
-from gt.core.meta import dense_strides, is_dense
 from gt.core.progress import ProgressDisplay
 from gt.core.readable_units import print_bytes
 from gt.core.segments import SegmentBody
@@ -217,20 +217,18 @@ class Session:
 
     def upload(self, tensor: torch.Tensor, layout: ShardingSpec | None = None, *, is_operand: bool = False) -> Storage:
         """A snapshot of a plain tensor's bytes as a new tensor: in a layout, or in that of the scope, or else on one
-        worker. It has the strides of the tensor, without gaps, as if torch had copied it to another device. An operand
+        worker. It has the strides of the tensor's `clone()`, as if torch had copied it to another device. An operand
         of an op is not laid out, as the op says how it needs it, and has exactly the strides of the tensor."""
         self.require_open()
         require_outside()
         plain = strided(tensor)
-        stride = plain.stride()
-        if not is_operand and not is_dense(plain.shape, stride):
-            stride = dense_strides(plain.shape, stride)
+        stride = plain.stride() if is_operand else strides_without_gaps(plain)
         geometry = intern_geometry(plain.shape, stride, 0, plain.dtype)
         if layout is None and not is_operand and self.scope_resolver is not None:
             layout = self.scope_resolver.layout_of_upload(plain.shape)
         partial = layout if layout is not None and layout.partial else None
         layout = partial.replace(partial=()) if partial is not None else layout
-        data = self._bytes_of(plain, layout)
+        data = self._bytes_of(plain, stride, layout)
         storage = Storage(self, next(self.ids), geometry)
         byte_range = ByteRange("", geometry.nbytes)
         record = layout.record() if layout is not None else None
@@ -247,12 +245,12 @@ class Session:
             return contextlib.nullcontext()
         return told_in_background(self.display, lambda: f"uploading {print_bytes(nbytes)}")
 
-    def _bytes_of(self, plain: torch.Tensor, layout: ShardingSpec | None) -> Upload:
-        """The bytes of an upload: the boxes of its layout one after another."""
+    def _bytes_of(self, plain: torch.Tensor, stride: tuple[int, ...], layout: ShardingSpec | None) -> Upload:
+        """The bytes of an upload in the order of `stride`: the boxes of its layout one after another."""
         parts = distinct_parts(layout, tuple(plain.shape)) if layout is not None else ()
         if len(parts) < 2:
-            return payload(plain)
-        writer = UploadWriter(plain.numel() * plain.itemsize, functools.partial(write_parts, plain, parts))
+            return payload(plain, stride)
+        writer = UploadWriter(plain.numel() * plain.itemsize, functools.partial(write_parts, plain, stride, parts))
         return writer if writer.nbytes > MAX_BYTES else as_buffer(writer)
 
     def _upload_operand(self, tensor: torch.Tensor) -> Storage:

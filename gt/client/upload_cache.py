@@ -30,7 +30,7 @@ class UploadCache:
         if tensor.numel() * tensor.itemsize > MAX_BYTES:
             return self._upload(tensor)
         plain = strided(tensor)
-        key = (plain.dtype, plain.shape, plain.stride(), bytes(payload(plain)))
+        key = (plain.dtype, plain.shape, plain.stride(), bytes(payload(plain, plain.stride())))
         with self._lock:
             kept = self._kept  # not the table of a `forget` that comes while this tensor is uploaded
             storage = kept.get(key)

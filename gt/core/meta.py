@@ -96,7 +96,10 @@ def dense_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the tensor has no gaps and no two elements share memory. Strides of dims of size 1 do not count."""
+    """Whether the tensor has no gaps and no two elements share memory. Strides of dims of size 1 do not count; a tensor
+    without elements has neither."""
+    if 0 in shape:
+        return True
     expected = 1
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size == 1:

@@ -9,11 +9,12 @@ import torch
 
 from gt.client.creation import distribute
 from gt.client.layouts import mesh as make_mesh
+from gt.client.memory_formats import strides_without_gaps
 from gt.client.open_meshes import current_mesh
 from gt.client.tensor import Tensor
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
-from gt.core.meta import TensorMeta, contiguous_strides
+from gt.core.meta import TensorMeta, contiguous_strides, dense_strides
 from gt.sharding.placements import Placements, Replicate, require_mesh, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec, compute_global_shape, local_slices
 
@@ -49,7 +50,7 @@ def from_shards(
             )
     spec = _spec(own, placements, first)
     shape = compute_global_shape(spec, {worker: tuple(value.shape) for worker, value in values.items()})
-    return distribute(_joined(spec, shape, values, first.dtype), own, spec)
+    return distribute(_joined(spec, shape, values, first), own, spec)
 
 
 def _value_of(worker: int, part: Any) -> torch.Tensor:
@@ -71,9 +72,12 @@ def _spec(mesh: DeviceMesh, placements: Placements | None, part: torch.Tensor) -
 
 
 def _joined(
-    spec: ShardingSpec, shape: Sequence[int], values: Mapping[int, torch.Tensor], dtype: torch.dtype
+    spec: ShardingSpec, shape: Sequence[int], values: Mapping[int, torch.Tensor], first: torch.Tensor
 ) -> torch.Tensor:
-    whole = torch.empty(tuple(shape), dtype=dtype)
+    """The tensor of these parts, with the dims in memory in the order that they have in the `first` one."""
+    stride = strides_without_gaps(first)
+    whole_stride = stride if tuple(first.shape) == tuple(shape) else dense_strides(shape, stride)
+    whole = torch.empty_strided(tuple(shape), whole_stride, dtype=first.dtype)
     addends: dict[tuple[int, ...], torch.Tensor] = {}
     for worker in spec.mesh.workers:  # the first addend of a part comes first
         value = values[worker]

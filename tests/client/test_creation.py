@@ -176,6 +176,49 @@ def test_gaps_between_elements_are_not_moved():
     assert torch.equal(moved.cpu(), plain)
 
 
+def _buffer_on_gt(plain):
+    module = torch.nn.Module()
+    module.register_buffer("held", plain)
+    return gt.to(module).held
+
+
+WAYS_IN = {
+    "to": gt.to,
+    "tensor": gt.tensor,
+    "as_tensor": gt.as_tensor,
+    "from_numpy": lambda plain: gt.from_numpy(plain.numpy()),
+    "an array": lambda plain: gt.to(plain.numpy()),
+    "shard": lambda plain: gt.shard(plain, gt.mesh(len(gt.workers())), dim=plain.dim() - 1),
+    "replicate": lambda plain: gt.replicate(plain, gt.mesh(len(gt.workers()))),
+    "from_shards": lambda plain: gt.from_shards([plain], gt.mesh(1)),
+    "dlpack": lambda plain: gt.to(torch.from_dlpack(plain)),
+    "a buffer": _buffer_on_gt,
+    "an operand": lambda plain: gt.to(plain) * 0 + plain,
+    "copy_": lambda plain: torch.empty_like(gt.to(plain)).copy_(plain),
+    "data": lambda plain: setattr(tensor := gt.zeros(1), "data", plain) or tensor,
+}
+
+
+@pytest.mark.parametrize("way", WAYS_IN.values(), ids=WAYS_IN)
+def test_gaps_and_shared_elements_go_in_as_torch_copies_them(way):
+    """Steps of 0 repeat elements, others leave gaps or overlap. What is wrong is seen where a reshape is a view."""
+    for shape, stride in (
+        ((2, 4), (0, 1)),
+        ((3, 2, 2), (0, 8, 0)),
+        ((2, 1, 3, 4), (6, 8, 0, 3)),
+        ((4, 3), (1, 1)),
+        ((3, 4), (2, 12)),
+        ((4, 3, 2), (0, 0, 1)),
+        ((0, 3), (1, 2)),
+    ):
+        plain = torch.arange(48.0).as_strided(shape, stride)
+        ours, theirs = way(plain), plain.clone()
+        assert torch.equal(ours.cpu(), theirs) and (0 in shape or ours.stride() == theirs.stride())
+        ours.reshape(-1).zero_()
+        theirs.reshape(-1).zero_()
+        assert torch.equal(ours.cpu(), theirs)
+
+
 def test_lists_of_numbers_on_gt():
     for nested, dtype in (
         (lambda m: [m.tensor(1.5), m.tensor(2.0)], torch.float32),

@@ -154,7 +154,7 @@ def test_what_is_cut_out_is_put_together_again(eight_workers, case, dtype, is_sh
     value = torch.arange(float(torch.Size(shape).numel())).reshape(shape).to(dtype)
     parts = distinct_parts(spec, shape)
     data = bytearray(value.nbytes)
-    write_parts(value, parts, memoryview(data))
+    write_parts(value, value.stride(), parts, memoryview(data))
     starts = [sum(part.elements for part in parts[:place]) * dtype.itemsize for place in range(len(parts))]
     cut = {
         part: memoryview(data)[start : start + part.elements * dtype.itemsize]

@@ -49,6 +49,17 @@ def _every_second(tensor: torch.Tensor) -> tuple[slice, ...]:
     return tuple([slice(None, None, 2)] * tensor.dim())
 
 
+def _expanded(tensor: torch.Tensor) -> torch.Tensor:
+    """Every other dim repeats its first element."""
+    firsts = [slice(0, None if dim % 2 else 1) for dim in range(tensor.dim())]
+    return tensor[tuple(firsts)].expand(tensor.shape)
+
+
+def _windows(tensor: torch.Tensor) -> torch.Tensor:
+    """Each row starts one element after the one before."""
+    return tensor.flatten().as_strided(tensor.shape, [1] * tensor.dim())
+
+
 def _with_one(dims: Sequence[int], order: Callable[[int], Sequence[int]], ranks: Sequence[int], odd: int = 0) -> Format:
     """Tensors of these ranks with one element in each of these dims, laid out in an order of dims, the outermost first;
     `odd` is the stride of dims of one element, if torch would not give it. Vectors that belong to channels get one
@@ -102,6 +113,13 @@ FORMATS = {
         _with_gaps,
         lambda stored, tensor: stored[_every_second(tensor)],
     ),
+    "uploaded expanded": Format(lambda tensor: max(tensor.shape[::2], default=0) > 1, _expanded, _itself),
+    "uploaded stepped": Format(
+        lambda tensor: tensor.dim() > 0 and tensor.numel() > 0,
+        lambda tensor: _with_gaps(tensor)[_every_second(tensor)],
+        _itself,
+    ),
+    "uploaded windows": Format(lambda tensor: tensor.dim() > 1 and tensor.numel() > 0, _windows, _itself),
     "one channel": _with_one((1,), _channels_inside, (4, 5)),
     "one pixel": _with_one((-1, -2), _channels_inside, (4, 5)),
     "one image": _with_one((0,), _channels_inside, (4, 5)),

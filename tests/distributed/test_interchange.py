@@ -87,6 +87,14 @@ def test_a_tensor_from_the_parts_of_workers(layout):
         assert str(x.spec) == layout and torch.equal(x.cpu(), VALUE)
 
 
+@pytest.mark.parametrize("layout", ["dp, tp", "tp, -", "-, -"])
+def test_columns_that_are_contiguous_in_the_parts_are_so_in_the_whole(layout):
+    value = VALUE.t().contiguous().t()
+    parts = [value[part.slice] for part in gt.distribute(value, grid(), layout).shards().values()]
+    x = gt.from_shards(parts, grid(), layout)
+    assert torch.equal(x.cpu(), value) and x.stride() == value.stride()
+
+
 def test_parts_along_a_partial_axis_are_addends():
     x = gt.from_shards([torch.full((2,), float(n)) for n in range(8)], grid(), "dp + tp")
     assert str(x.spec) == "dp + tp" and x.cpu().tolist() == [6, 6, 22, 22]

@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 
+from gt.core.meta import contiguous_strides, memory_span
 from tests.fuzz.op_table import Drawn, Shape, Unfit
 from tests.fuzz.ops import POOL, pick
 
 MOST_ELEMENTS = 2048
-FORMATS = ("channels_last", "permuted", "expanded", "sliced", "shifted", "stored channels_last", "stored permuted")
+FORMATS = (
+    "channels_last", "permuted", "expanded", "sliced", "shifted", "stored channels_last", "stored permuted",
+    "stored expanded", "stored stepped", "stored windows",
+)  # fmt: skip
 # torch's own batch norm reads outside the memory of weights with gaps or overlaps
 DENSE_FORMATS = tuple([name for name in FORMATS if name not in ("expanded", "sliced")])
 _THEMES: dict[str, tuple[Shape, ...]] = {
@@ -75,10 +79,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Side:
-    """Who runs a program. `place` puts the memory of a leaf where the side computes, `lay_out` moves a tensor by
+    """Who runs a program. `place` copies the memory of a leaf to where the side computes, `lay_out` moves a tensor by
     a seed. An `exact` side computes in float64 whatever the program says."""
 
-    place: Callable[[torch.Tensor, int], torch.Tensor] = lambda tensor, seed: tensor
+    place: Callable[[torch.Tensor, int], torch.Tensor] = lambda tensor, seed: tensor.clone()
     lay_out: Callable[[torch.Tensor, int], torch.Tensor] = lambda tensor, seed: tensor.clone()
     exact: bool = False
     noise: float = 0.0
@@ -97,7 +101,18 @@ def memory_of(leaf: Leaf) -> torch.Tensor:
     if leaf.format == "stored permuted":
         order = list(reversed(range(len(leaf.shape))))
         return values.permute(order).contiguous().permute(order)
-    return values
+    odd_stride = _odd_stride(leaf)
+    return values if odd_stride is None else values.as_strided(leaf.shape, odd_stride)
+
+
+def _odd_stride(leaf: Leaf) -> Shape | None:
+    """The strides of memory in which elements share memory or leave gaps: what is copied to a side has others."""
+    dense = contiguous_strides(leaf.shape)
+    if leaf.format == "stored expanded":
+        return tuple([step * ((leaf.seed >> dim) & 1) for dim, step in enumerate(dense)])
+    if leaf.format == "stored stepped":
+        return tuple([2 * step for step in dense])
+    return (1,) * len(dense) if leaf.format == "stored windows" else None
 
 
 def _memory_shape(leaf: Leaf) -> Shape:
@@ -112,7 +127,8 @@ def _memory_shape(leaf: Leaf) -> Shape:
         return (*shape[:-1], 2 * shape[-1])
     if leaf.format == "shifted" and shape:
         return (shape[0] + 1, *shape[1:])
-    return shape
+    odd_stride = _odd_stride(leaf)
+    return shape if odd_stride is None else (memory_span(shape, odd_stride),)
 
 
 def as_formatted(memory: torch.Tensor, leaf: Leaf) -> torch.Tensor:
@@ -181,7 +197,7 @@ def draw_program(seed: int) -> Program:
     shapes = _THEMES[chance.choice(sorted(_THEMES))]
     leaves = [draw_leaf(chance, chance.choice(shapes), is_odd) for _ in range(chance.randint(1, 3))]
     program = Program(tuple(leaves), (), chance.random() < 0.2)
-    values = [as_formatted(memory_of(leaf), leaf) for leaf in leaves]
+    values = [as_formatted(memory_of(leaf).clone(), leaf) for leaf in leaves]
     length, tries = chance.randint(1, 8), 0
     while len(program.steps) < length and tries < 200:
         tries += 1
@@ -208,7 +224,7 @@ def _extended(
         leaves = [draw_leaf(chance, shape, is_odd, DENSE_FORMATS) for shape in drawn.leaves]
         if op.name.startswith("conv"):  # zeros beyond an edge times an infinite weight: docs/limits.md
             leaves = [replace(leaf, odd=0) for leaf in leaves]
-        extra = [as_formatted(memory_of(leaf), leaf) for leaf in leaves]
+        extra = [as_formatted(memory_of(leaf).clone(), leaf) for leaf in leaves]
         given = [*[values[place] for place in chosen], *extra]
         layout = chance.randrange(1, 1 << 30) if chance.random() < 0.15 else 0
         made = apply(Step(op.name, (), drawn.constants), given, Side())

@@ -36,6 +36,14 @@ def test_a_large_tensor_goes_to_its_shards_and_comes_back(two_processes, layout)
     assert (moved.bytes, str(ours.spec)) == (0, layout)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_large_tensor_whose_elements_share_memory_is_copied_as_torch_copies_it(two_processes, layout):
+    expanded, stepped = large()[:1].expand(SIDE, SIDE), large(2 * SIDE)[::2, ::2].t()
+    for value in (expanded, stepped, large().as_strided((SIDE, SIDE), (1, 1))):
+        ours = over_both(value, layout)
+        assert torch.equal(ours.cpu(), value) and ours.stride() == value.clone().stride()
+
+
 def test_large_partial_values_are_reduced_as_workers_reduce_them(two_processes):
     value = large()
     product = over_both(value, "-, x") @ over_both(value, "x, -")
