@@ -15,16 +15,14 @@ from gt.client import active_session, scope_stack
 from gt.client.activation_layouts import ActivationLayout, InputHook, OutputHook
 from gt.client.cached_calls import rebind
 from gt.client.gather_hooks import GatherHook, ParameterPlace
+from gt.client.named_layouts import NamedLayouts
 from gt.client.storage import Storage, StorageView, TensorRef
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.nn_modules import own_buffers, own_parameters
 from gt.core.errors import SignalError, nearest
-from gt.core.messages import hosts_of
-from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
-from gt.signals.checks import REST
+from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.config import ModelConfig, ModuleEntry, OutputEntry, ParameterEntry, at
 from gt.signals.registry import registry
-from gt.signals.resolution import resolve_mesh, resolve_spec
 
 log = logging.getLogger("gt.signals")
 _hooks: WeakKeyDictionary[torch.nn.Module, list[Any]] = WeakKeyDictionary()
@@ -39,8 +37,9 @@ def apply_model_config(module: torch.nn.Module, placed: Iterable[torch.Tensor] =
     if config is None:
         return
     _warn_of_unmatched(module, config)
-    if not active_session.current().embedded:
-        _lay_out(module, config, {id(tensor) for tensor in placed})
+    layouts = NamedLayouts.current()
+    if layouts is not None:
+        _lay_out(module, layouts, {id(tensor) for tensor in placed})
     apply_hooks(module)
 
 
@@ -49,8 +48,9 @@ def check_layouts(module: torch.nn.Module, config: ModelConfig, mesh: DeviceMesh
     patterns that match nothing."""
     for entry, kind, names in _unmatched(module, config):
         _warn_of(entry, kind, names)
+    layouts = NamedLayouts(config, mesh)
     for names, tensors in _tensors(module):
-        _spec(config, mesh, names, tensors[0])
+        layouts.spec(names, tensors[0])
 
 
 def apply_hooks(module: torch.nn.Module) -> None:
@@ -58,9 +58,10 @@ def apply_hooks(module: torch.nn.Module) -> None:
     config = registry.current().model
     if config is None:
         return
-    if not active_session.current().embedded:
-        _hook_gathers(module, config)
-        _hook_activations(module, config)
+    layouts = NamedLayouts.current()
+    if layouts is not None:
+        _hook_gathers(module, layouts)
+        _hook_activations(module, layouts)
     _hook_scopes(module, config)
 
 
@@ -69,34 +70,30 @@ def apply_hooks(module: torch.nn.Module) -> None:
 
 def layouts_of_plain(module: torch.nn.Module) -> dict[int, ShardingSpec]:
     """The layouts of the plain tensors of a module, by id(), if the configuration has a `model` section."""
-    config = registry.current().model
-    mesh = None if config is None or active_session.current().embedded else _mesh(config)
-    if config is None or mesh is None:
+    layouts = NamedLayouts.current()
+    if layouts is None:
         return {}
     names: dict[int, tuple[torch.Tensor, list[str]]] = {}
     for name, tensor in _named_tensors(module):
         if not isinstance(tensor, Tensor) and not is_lazy(tensor):
             names.setdefault(id(tensor), (tensor, []))[1].append(name)
-    return {ident: _spec(config, mesh, known, tensor) for ident, (tensor, known) in names.items()}
+    specs = {ident: layouts.spec(known, tensor) for ident, (tensor, known) in names.items()}
+    return {ident: spec for ident, spec in specs.items() if spec is not None}
 
 
-def _lay_out(module: torch.nn.Module, config: ModelConfig, placed: set[int]) -> None:
-    """Where the section has a mesh, every tensor is laid out on it: as its pattern says, or else whole on each
-    worker."""
-    mesh = _mesh(config)
-    if mesh is None:
-        return
+def _lay_out(module: torch.nn.Module, layouts: NamedLayouts, placed: set[int]) -> None:
     laid_out: dict[int, tuple[Storage, Storage]] = {}
     for names, tensors in sorted(_tensors(module), key=lambda named: named[1][0]._ref.path is not None):
         ref = tensors[0]._ref
-        if any(id(tensor) in placed for tensor in tensors):
+        spec = layouts.spec(names, tensors[0])
+        if spec is None or any(id(tensor) in placed for tensor in tensors):
             continue
         if id(ref.storage) in laid_out:  # a view of another parameter
             new = laid_out[id(ref.storage)][1]
             moved: TensorRef = StorageView(new, ref.path, ref.geometry)  # type: ignore[arg-type]
         else:
             with torch.no_grad():
-                moved = tensors[0].detach().redistribute(placements=_spec(config, mesh, names, tensors[0]))._ref
+                moved = tensors[0].detach().redistribute(placements=spec)._ref
             if ref is ref.storage:
                 laid_out[id(ref)] = ref.storage, moved.storage
         for tensor in tensors:
@@ -110,25 +107,16 @@ def place_parameter(tensor: Tensor, spec: ShardingSpec) -> None:
         ref.session.place(ref.storage, spec)
 
 
-def _mesh(config: ModelConfig) -> DeviceMesh | None:
-    if config.mesh is None and config.workers is None:
-        return None
-    connected = hosts_of(active_session.current().workers)
-    return resolve_mesh(config.mesh, config.workers, connected, f"{at(config.source)}model")
-
-
 def layout_by_name(tensor: torch.Tensor, name: str) -> ShardingSpec | None:
     """The layout of one parameter or buffer, by its name in the whole model; None if the configuration has none."""
-    config = registry.current().model
-    mesh = None if config is None or active_session.current().embedded else _mesh(config)
-    return None if config is None or mesh is None else _spec(config, mesh, [name], tensor)
+    layouts = NamedLayouts.current()
+    return None if layouts is None else layouts.spec([name], tensor)
 
 
 def hook_by_name(name: str, owner: torch.nn.Module, place: ParameterPlace) -> None:
     """Hook the module that owns a parameter, given by its name in the whole model, if the configuration cuts it."""
-    config = registry.current().model
-    mesh = None if config is None or active_session.current().embedded else _mesh(config)
-    if config is not None and mesh is not None and mesh.size > 1 and _is_cut(config, name):
+    layouts = NamedLayouts.current()
+    if layouts is not None and layouts.is_cut(name):
         _gather_hook_of(owner).places.append(place)
 
 
@@ -148,26 +136,6 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]
 def _named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
-
-
-def _spec(config: ModelConfig, mesh: DeviceMesh, names: Sequence[str], tensor: torch.Tensor) -> ShardingSpec:
-    """The layout of a tensor with these names. Raises SignalError if the section contradicts itself, or the shape."""
-    found = [(name, entry) for name in names if (entry := config.spec_for(name)) is not None]
-    if not found:
-        return whole(mesh, tensor.dim())
-    name, entry = found[0]
-    for other, also in found[1:]:
-        if also.dims != entry.dims:
-            raise SignalError(
-                f"{at(entry.source)}{entry.pattern!r} and {also.pattern!r} lay out one tied parameter in two ways: "
-                f"{name} and {other}; give both the same layout"
-            )
-    named = len([dim for dim in entry.dims if dim != REST])
-    if named > tensor.dim():
-        raise SignalError(
-            f"{at(entry.source)}{entry.pattern!r} names {named} dims, and {name} has the shape {list(tensor.shape)}"
-        )
-    return resolve_spec(entry.dims, mesh, tensor.dim())
 
 
 # Modules
@@ -210,9 +178,9 @@ def _hook_scopes(module: torch.nn.Module, config: ModelConfig) -> None:
         )
 
 
-def _hook_activations(module: torch.nn.Module, config: ModelConfig) -> None:
+def _hook_activations(module: torch.nn.Module, layouts: NamedLayouts) -> None:
     """Hook the model whose inputs the section lays out, and the parts whose results it lays out."""
-    mesh = _mesh(config)
+    config, mesh = layouts.config, layouts.mesh
     if mesh is None:
         return
     if config.inputs is not None:
@@ -225,12 +193,10 @@ def _hook_activations(module: torch.nn.Module, config: ModelConfig) -> None:
             _hooks.setdefault(part, []).append(part.register_forward_hook(OutputHook(layout)))
 
 
-def _hook_gathers(module: torch.nn.Module, config: ModelConfig) -> None:
+def _hook_gathers(module: torch.nn.Module, layouts: NamedLayouts) -> None:
     """Hook the parts whose parameters the configuration cuts, and the modules around them. These hooks come before
     those that leave scopes, since scopes say whether copies are dropped."""
-    mesh = _mesh(config)
-    if mesh is not None and mesh.size > 1:
-        _hook_places({part: list(_cut_places(config, name, part)) for name, part in module.named_modules()})
+    _hook_places({part: list(_cut_places(layouts, name, part)) for name, part in module.named_modules()})
 
 
 def hook_all_gathers(module: torch.nn.Module) -> None:
@@ -262,17 +228,12 @@ def _gather_hook_of(part: torch.nn.Module) -> GatherHook:
     return _gather_hooks[part]
 
 
-def _cut_places(config: ModelConfig, name: str, part: torch.nn.Module) -> Iterator[ParameterPlace]:
+def _cut_places(layouts: NamedLayouts, name: str, part: torch.nn.Module) -> Iterator[ParameterPlace]:
     """The parameters and buffers of a part itself that the configuration cuts."""
     for table in (own_parameters(part), own_buffers(part)):
         for key in table:
-            if _is_cut(config, f"{name}.{key}" if name else key):
+            if layouts.is_cut(f"{name}.{key}" if name else key):
                 yield ParameterPlace(table, key)
-
-
-def _is_cut(config: ModelConfig, name: str) -> bool:
-    entry = config.spec_for(name)
-    return entry is not None and any(dim for dim in entry.dims if dim != REST)
 
 
 def unhook(module: torch.nn.Module) -> None:

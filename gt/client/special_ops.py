@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -18,7 +18,7 @@ from gt.client.resizing import allocate, resize_handle
 from gt.client.session_reads import fetch
 from gt.client.storage import Storage, StorageView, TensorRef, restrided, storage_elements, strided_view, view_of
 from gt.client.torch_patches.kernel_overrides import override_kernel, run_original
-from gt.client.torch_patches.op_registry import schema_of
+from gt.client.torch_patches.op_registry import OpOverload, schema_of
 from gt.client.torch_patches.pytree import tree_leaves, tree_map_only
 from gt.core.meta import contiguous_strides, is_dense
 from gt.core.signatures import ViewStep
@@ -28,7 +28,11 @@ Special: TypeAlias = Callable[[HandleType, OpSchema, tuple[Any, ...], dict[str, 
 
 def run_on_host(cls: HandleType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op in this process, because it writes to a plain tensor or returns one. GT tensors are read first, and
-    written back if the op wrote to them."""
+    written back if the op wrote to them. An op that writes to both, as a gradient scaler does to gradients and a flag,
+    runs on GT."""
+    written = [tensor for tensor in _written(func, args, kwargs) if isinstance(tensor, torch.Tensor)]
+    if 0 < sum(hasattr(tensor, "_ref") for tensor in written) < len(written):
+        return _run_on_workers(cls, func, args, kwargs)
     originals: dict[int, torch.Tensor] = {}
 
     def read(tensor: torch.Tensor) -> torch.Tensor:
@@ -41,13 +45,38 @@ def run_on_host(cls: HandleType, func: Any, args: tuple[Any, ...], kwargs: dict[
 
     host_args, host_kwargs = tree_map_only(torch.Tensor, read, (args, kwargs))
     result = func(*host_args, **host_kwargs)
-    names = [argument.name for argument in schema_of(func).arguments]
-    given = dict(zip(names, host_args, strict=False)) | host_kwargs
-    for argument in schema_of(func).arguments:
+    for target in _written(func, host_args, host_kwargs):
+        if id(target) in originals:
+            _write_back(originals[id(target)], target)
+    return tree_map_only(torch.Tensor, lambda tensor: originals.get(id(tensor), tensor), result)
+
+
+def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """The arguments that an op writes to."""
+    arguments = schema_of(func).arguments
+    given = dict(zip([argument.name for argument in arguments], args, strict=False)) | kwargs
+    for argument in arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
-            for written in tree_leaves(given.get(argument.name)):
-                if id(written) in originals:
-                    _write_back(originals[id(written)], written)
+            yield from tree_leaves(given.get(argument.name))
+
+
+def _run_on_workers(cls: HandleType, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op on GT, with copies of its plain tensors. Those that it writes to are read back."""
+    originals: dict[int, torch.Tensor] = {}
+    copies: dict[int, torch.Tensor] = {}
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        if hasattr(tensor, "_ref"):
+            return tensor
+        if id(tensor) not in copies:
+            copies[id(tensor)] = wrap(cls, active_session.current().upload(tensor))
+            originals[id(copies[id(tensor)])] = tensor
+        return copies[id(tensor)]
+
+    result = func(*tree_map_only(torch.Tensor, moved, args), **tree_map_only(torch.Tensor, moved, kwargs))
+    for target in _written(func, args, kwargs):
+        if id(target) in copies:
+            target.copy_(fetch(copies[id(target)]._ref))  # type: ignore[attr-defined]
     return tree_map_only(torch.Tensor, lambda tensor: originals.get(id(tensor), tensor), result)
 
 

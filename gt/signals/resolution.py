@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from gt.core.errors import SignalError
 from gt.core.signatures import PolicyRecord
 from gt.sharding.host_order import default_mesh, mesh_of_workers
-from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec
+from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec, mesh_of, whole
 from gt.signals.config import REST, AxesPerDim, ShardConfig
 from gt.signals.policy import align_dims
 
@@ -51,6 +51,13 @@ def resolve_mesh(
     if workers is None:
         return default_mesh(sizes, names, connected)
     return mesh_of_workers(sizes, names, chosen, connected)
+
+
+def resolve_whole(shard: ShardConfig, connected: Mapping[int, str], subject: str, rank: int) -> ShardingSpec | None:
+    """The layout of parameters of modules that run in the scope of a signal: whole on each of its workers, if it cuts
+    nothing but batches (dim 0). None if it cuts other dims: then their first use decides."""
+    policy = resolve_policy(shard, connected, subject)
+    return whole(mesh_of(policy.mesh), rank) if len(policy.lead) <= 1 and not policy.tail else None
 
 
 def resolve_spec(dims: AxesPerDim, mesh: DeviceMesh, rank: int) -> ShardingSpec:

@@ -98,3 +98,16 @@ def test_a_tensor_is_split_at_places_on_a_worker(embedded, places, mode):
         parts = torch.tensor_split(gt.to(plain), gt.to(torch.tensor(places)))
         expected = torch.tensor_split(plain, torch.tensor(places))
         assert [part.tolist() for part in parts] == [part.tolist() for part in expected]
+
+
+def test_an_op_that_writes_to_gt_and_plain_tensors_runs_on_gt(embedded):
+    """A gradient scaler unscales gradients and sets a flag."""
+    for value, flag in ((2.0, 0.0), (float("inf"), 1.0), (float("nan"), 1.0)):
+        plain = [torch.tensor([1.0, value]), torch.ones(3)]
+        ours = [gt.to(gradient) for gradient in plain]
+        found, expected = torch.zeros(1), torch.zeros(1)
+        torch._amp_foreach_non_finite_check_and_unscale_(plain, expected, torch.tensor(0.5))
+        torch._amp_foreach_non_finite_check_and_unscale_(ours, found, torch.tensor(0.5))
+        assert found.item() == expected.item() == flag
+        for mine, theirs in zip(ours, plain, strict=True):
+            torch.testing.assert_close(mine.cpu(), theirs, equal_nan=True)
