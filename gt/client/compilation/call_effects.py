@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Container, Iterable, Sequence
+from hashlib import blake2b
 from operator import attrgetter
 from typing import Any
 
@@ -30,6 +31,7 @@ from gt.client.compilation.recorded_call import (
 from gt.client.compilation.replay_template import result_handle
 from gt.client.compilation.static_reads import is_instance
 from gt.client.compilation.traced_floats import TracedFloat
+from gt.client.host_data import payload
 from gt.client.storage import Storage, TensorRef
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.autograd_nodes import gradient_hooks
@@ -37,6 +39,7 @@ from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
 from gt.client.upload_cache import MAX_BYTES
 
 _CONSTANTS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.Size, torch.device)
+MAX_HASHED_BYTES = 1 << 20
 read_ref = attrgetter("_ref")
 read_requires_grad = attrgetter("requires_grad")
 
@@ -54,6 +57,7 @@ class CallTensors:
         self.tensors = tensors
         self.plain = plain
         self.plain_versions = list(map(version_of, plain))
+        self.plain_contents = list(map(content_of, plain))
         self.counts = counts
         self.refs: list[TensorRef] = list(map(read_ref, tensors))
         self.storage_ids = [ref.storage.id for ref in self.refs]
@@ -285,6 +289,14 @@ def _gradient(tensor: Tensor) -> Any:
     """The gradient of a leaf on GT, None for any other tensor."""
     gradient = tensor.grad if tensor.is_leaf else None
     return gradient if isinstance(gradient, Tensor) else None
+
+
+def content_of(tensor: torch.Tensor) -> bytes | None:
+    """A hash of the content of a plain tensor; None for one that is large or not strided."""
+    if tensor.nbytes > MAX_HASHED_BYTES or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return None
+    resolved = tensor.detach().resolve_conj().resolve_neg()
+    return blake2b(payload(resolved, resolved.stride()), digest_size=16).digest()
 
 
 def version_of(tensor: torch.Tensor) -> int:

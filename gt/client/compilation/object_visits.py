@@ -52,6 +52,7 @@ from gt.client.compilation.static_reads import (
 from gt.client.compilation.watched_values import MISSING, Reading, content_of, is_empty
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.global_hooks import GLOBAL_MODULE_HOOKS, GLOBAL_STEP_HOOKS
+from gt.client.torch_patches.pytree import tree_leaves
 
 _MAX_BYTES = 1 << 18  # of an array that is compared
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -137,6 +138,9 @@ def _visit_optimizer(walk: StateWalk, name: str, optimizer: Optimizer) -> None:
     for number, group in enumerate(optimizer.param_groups):
         walk.reach(f"{name}.param_groups", group["params"])
         walk.watch_settings(f"{name}.param_groups[{number}]", group)
+        for key, value in group.items():
+            if key != "params" and any(is_instance(each, Tensor) for each in tree_leaves(value)):
+                walk.watch_entry(f"{name}.param_groups[{number}][{key!r}]", group, key)
     walk.values.add_container(f"{name}.state", optimizer.state)
     for entries in optimizer.state.values():
         if not isinstance(entries, dict):

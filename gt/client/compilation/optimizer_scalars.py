@@ -21,6 +21,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from gt.client import active_session
+from gt.client.host_data import payload
 from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.optimizer_step_hooks import OptimizerState, copy_of
 from gt.client.special_ops import SPECIAL
@@ -45,11 +46,13 @@ class Stepping(Enum):
 
 
 class StepOp(NamedTuple):
-    """The scalars of one op of a step. `has_list`: they are a list with one scalar for each parameter."""
+    """The scalars of one op of a step. `has_list`: they are a list with one scalar for each parameter. `constants` are
+    its other arguments, without tensors on GT and counts: plain tensors by content, scalars by type."""
 
     name: str
     scalars: tuple[Any, ...]
     has_list: bool
+    constants: tuple[Any, ...]
 
     def of(self, parameters: int) -> tuple[Any, ...]:
         """The scalars of an op on several parameters of the same kind."""
@@ -109,9 +112,9 @@ class StandIn:
             found.extend((kind, size) for kind in kinds for size in bucket_sizes(members))
         return found
 
-    def names(self) -> list[list[str]]:
-        """The ops of a step, for each kind of parameter."""
-        return [[op.name for op in sequence] for sequence in self.sequences]
+    def ops(self) -> list[tuple[Any, ...]]:
+        """The ops of a step with their constants, for each kind of parameter."""
+        return [tuple([(op.name, *op.constants) for op in sequence]) for sequence in self.sequences]
 
     def scalars(self, place: ScalarPlace) -> tuple[Any, ...]:
         kind, number, count = place
@@ -238,6 +241,7 @@ class _OpList(UntracedMode):
         super().__init__()
         self.found: list[StepOp] = []
         self._remote = {id(tensor): tensor for tensor in remote}
+        self._counts = {id(tensor) for tensor in own}
         self._own = {**self._remote, **{id(tensor): tensor for tensor in own}}
         self._splits = active_session.active is not None and not active_session.active.alone
 
@@ -269,8 +273,33 @@ class _OpList(UntracedMode):
         if is_remote:
             self._remote.update((id(value), value) for value in results if isinstance(value, torch.Tensor))
             if schema.split is not None or not (schema.is_special or schema.aliases):
-                self.found.append(_step_op(schema, args, kwargs or {}))
+                self.found.append(self._step_op(schema, args, kwargs or {}))
         return result
+
+    def _step_op(self, schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> StepOp:
+        """The scalars that `dispatch` sends with an op, and the op's other arguments."""
+        scalars: list[Any] = []
+        constants: list[Any] = []
+        has_list = False
+        for kind, value in _with_kinds(schema, args, kwargs):
+            if kind in (ArgumentKind.TENSOR, ArgumentKind.SCALAR) and type(value) in (int, float, bool):
+                scalars.append(value)
+                constants.append(type(value))
+            elif kind is ArgumentKind.SCALARS and value is not None:
+                scalars.extend(value)
+                has_list = True
+                constants.append(tuple(map(type, value)))
+            else:
+                constants.append(self._constant(value))
+        return StepOp(schema.name, tuple(scalars), has_list, (*constants, *kwargs))
+
+    def _constant(self, value: Any) -> Any:
+        """An argument as it is compared between steps. The values of tensors on GT and of counts may differ."""
+        if isinstance(value, list | tuple):
+            return tuple(map(self._constant, value))
+        if id(value) in self._remote:
+            return "on GT"
+        return "a count" if id(value) in self._counts else described(value)
 
 
 def _with_kinds(schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[ArgumentKind, Any]]:
@@ -279,17 +308,14 @@ def _with_kinds(schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -
     return [*given, *[(schema.kwarg_kinds[name], value) for name, value in kwargs.items()]]
 
 
-def _step_op(schema: OpSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> StepOp:
-    """The scalars that `dispatch` sends with an op."""
-    scalars: list[Any] = []
-    has_list = False
-    for kind, value in _with_kinds(schema, args, kwargs):
-        if kind in (ArgumentKind.TENSOR, ArgumentKind.SCALAR) and type(value) in (int, float, bool):
-            scalars.append(value)
-        elif kind is ArgumentKind.SCALARS and value is not None:
-            scalars.extend(value)
-            has_list = True
-    return StepOp(schema.name, tuple(scalars), has_list)
+def described(value: Any) -> Any:
+    """A setting of an optimizer or an argument of its ops, for `same_constant`: plain tensors by content, since they
+    may be filled in place."""
+    if isinstance(value, torch.Tensor) and not hasattr(value, "_ref"):
+        return value.dtype, value.shape, bytes(payload(value.detach(), value.stride()))
+    if isinstance(value, dict):
+        return tuple([(key, described(each)) for key, each in value.items()])
+    return tuple(map(described, value)) if isinstance(value, list | tuple) else value
 
 
 def _own_copy(value: Any) -> Any:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import attrgetter, eq, is_
+from collections.abc import Iterator, Sequence
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
 
 from gt.client.compilation.argument_changes import containers_in
 from gt.client.compilation.call_arguments import CallArguments, read_storage, sharing_pattern, unique_tensors
-from gt.client.compilation.call_effects import CallTensors, read_ref, read_requires_grad, version_of
+from gt.client.compilation.call_effects import CallTensors, content_of, read_ref, read_requires_grad, version_of
 from gt.client.compilation.recorded_call import ReturnedContainer, Source
 from gt.client.compilation.recording_attempt import RecordingAttempt
 from gt.client.compilation.replay_template import ReplayTemplate
@@ -63,6 +63,7 @@ class ReplayableCall:
         ]
         self._constant_plain = _unchanged_plain(attempts)
         self._plain_versions = list(map(version_of, self._constant_plain))
+        self._plain_contents = list(map(content_of, self._constant_plain))
         self._with_gradient = _seen_gradients([attempt.before for attempt in attempts])
 
     def applies_to(self, call: CallArguments) -> bool:
@@ -128,7 +129,17 @@ class ReplayableCall:
             storages = {id(session.upload_cache.storage_of(self._plain[position])) for position in positions}
             if len(storages) > 1 or (constant is not None and storages != {id(constant)}):
                 return False
-        return all(map(eq, map(version_of, self._constant_plain), self._plain_versions))
+        return self._constants_match()
+
+    def _constants_match(self) -> bool:
+        """Whether the plain tensors from which the function may compute constants have the recorded content."""
+        versions = list(map(version_of, self._constant_plain))
+        pairs = zip(versions, self._plain_versions, self._constant_plain, self._plain_contents, strict=True)
+        for now, before, tensor, content in pairs:
+            if now != before and (content is None or content_of(tensor) != content):
+                return False
+        self._plain_versions = versions
+        return True
 
     def _containers_match(self, call: CallArguments) -> bool:
         """Whether containers that are returned are shared between arguments as in the recorded call."""
@@ -160,11 +171,18 @@ def _seen_gradients(calls: Sequence[CallTensors]) -> list[tuple[bool, set[Any]]]
 
 
 def _unchanged_plain(attempts: Sequence[RecordingAttempt]) -> list[torch.Tensor]:
-    """The plain tensors that were not written to between the recorded calls: the function may have computed constants
-    from them. The others changed while the calls agreed, so that the calls do not depend on them."""
+    """The plain tensors whose content was the same in the recorded calls: the function may have computed constants from
+    them. The others changed while the calls agreed, so that the calls do not depend on them."""
     first, last = attempts[0].before, attempts[-1].before
-    versions = {id(tensor): version for tensor, version in zip(first.plain, first.plain_versions, strict=True)}
-    pairs = zip(last.plain, last.plain_versions, strict=True)
+    found = {id(tensor): state for tensor, *state in _plain_states(first)}
     return [
-        tensor for tensor, version in pairs if id(tensor) not in last.counts and versions.get(id(tensor)) == version
+        tensor
+        for tensor, version, content in _plain_states(last)
+        if id(tensor) not in last.counts
+        and id(tensor) in found
+        and (version == found[id(tensor)][0] or (content is not None and content == found[id(tensor)][1]))
     ]
+
+
+def _plain_states(tensors: CallTensors) -> Iterator[tuple[torch.Tensor, int, bytes | None]]:
+    return zip(tensors.plain, tensors.plain_versions, tensors.plain_contents, strict=True)

@@ -12,7 +12,8 @@ from torch.optim.optimizer import Optimizer
 
 from gt.client.compilation.call_recorder import Recording
 from gt.client.compilation.call_segments import Table
-from gt.client.compilation.optimizer_scalars import NoStandIn, ScalarPlace, StandIn, Stepping
+from gt.client.compilation.known_types import same_constant
+from gt.client.compilation.optimizer_scalars import NoStandIn, ScalarPlace, StandIn, Stepping, described
 from gt.client.compilation.random_keys import KeyPlan
 from gt.client.compilation.recorded_call import RecordedCall
 from gt.client.compilation.traced_floats import FloatTrace
@@ -49,7 +50,9 @@ class StepScalars:
         self.scalar_places: dict[int, ScalarPlace] = {}
         self._stepping = Stepping.EACH
         self.is_stepped = False
-        self.settings = [_mark_settings(group) for group in optimizer.param_groups]
+        self._assigned = [_mark_settings(group) for group in optimizer.param_groups]
+        self.settings = settings_of(optimizer)
+        self.members = members_of(optimizer)
         self._counts_before = _counts(optimizer)
         everything = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         parameters = everything if stepped is None else stepped
@@ -61,10 +64,10 @@ class StepScalars:
                 self._stand_ins[stepping] = stand_in
 
     def changed_setting(self) -> str | None:
-        """A setting of the optimizer that the call has assigned, even if it has the same value."""
-        for group, settings in zip(self.optimizer.param_groups, self.settings, strict=False):
-            for name, value in settings.items():
-                if group.get(name) is not value:
+        """A setting of the optimizer that the call has assigned, even if it has the same value, or filled."""
+        for group, assigned, before in zip(self.optimizer.param_groups, self._assigned, self.settings, strict=False):
+            for (name, value), setting in zip(assigned.items(), before, strict=True):
+                if group.get(name) is not value or not same_constant((name, described(value)), setting):
                     return name
         return None
 
@@ -109,8 +112,8 @@ class StepScalars:
         now = self._stand_ins[self._stepping]
         return {now.kind_of(parameter): later.kind_of(parameter) for parameter in self.place.parameters}
 
-    def names(self) -> list[list[str]]:
-        return self._stand_ins[self._stepping].names()
+    def ops(self) -> list[tuple[Any, ...]]:
+        return self._stand_ins[self._stepping].ops()
 
     def _find(self, recorded: RecordedCall, tensors: Sequence[Tensor]) -> StepPlace | None:
         """The only step of the optimizer in the call; None if it has none or several, or steps on unknown tensors."""
@@ -154,10 +157,12 @@ class ScalarPlan:
         arguments: list[_ArgumentScalars],
         pinned: dict[int, float],
         fixed: list[StepScalars],
+        members: list[tuple[Optimizer, list[int]]],
     ) -> None:
         self.groups = groups
         self._arguments = arguments
         self._pinned = list(pinned.items())
+        self._members = members
         self._fixed = [(each.optimizer, each.settings) for each in fixed]
         self.scalars = scalars
         self._keys = keys
@@ -168,6 +173,7 @@ class ScalarPlan:
         """Prepare the scalars of the next call; False if the call would have other ops. `arguments` are its floats."""
         return (
             all(same_scalar(arguments[position], value) for position, value in self._pinned)
+            and all(members_of(optimizer) == members for optimizer, members in self._members)
             and all(has_settings(optimizer, settings) for optimizer, settings in self._fixed)
             and all(step.prepare() for step in self._steps)
         )
@@ -207,8 +213,8 @@ class _RepeatedStep:
             self._stand_in = steps.repeated()
             kinds = steps.kinds(self._stand_in)
             self._groups = [((kinds[kind], number, size), group) for (kind, number, size), group in groups.items()]
-            names = steps.names()
-            self._names = {kinds[kind]: names[kind] for kind in kinds}
+            ops = steps.ops()
+            self._ops = tuple([ops[kind] for kind in sorted(kinds, key=kinds.__getitem__)])
 
     def prepare(self) -> bool:
         """Compute the scalars of the next step; False if the step would have other ops."""
@@ -220,7 +226,7 @@ class _RepeatedStep:
             self._stand_in.advance()
         except NoStandIn:
             return False
-        return self._names == dict(enumerate(self._stand_in.names()))
+        return same_constant(self._ops, tuple(self._stand_in.ops()))
 
     def _follow(self) -> bool:
         """Take the counts of an optimizer that has made steps elsewhere, if its parameters are still of the same
@@ -288,7 +294,8 @@ def plan_scalars(
         own = {identity[1:]: group for identity, group in known.items() if _is_of_step(identity, number)}
         repeated.append(_RepeatedStep(each[-1], own))
     fixed = [each[-1] for each in zip(*steps, strict=True) if each not in aligned and each[-1].is_stepped]
-    return ScalarPlan(groups, scalars, keys, random, repeated, arguments, _pinned(traces), fixed)
+    members = [(each.optimizer, each.members) for each in steps[-1]]
+    return ScalarPlan(groups, scalars, keys, random, repeated, arguments, _pinned(traces), fixed, members)
 
 
 def _pinned(traces: Sequence[FloatTrace]) -> dict[int, float]:
@@ -355,8 +362,18 @@ def _bits(scalar: Any) -> Any:
     return (type(scalar), scalar.hex() if isinstance(scalar, float) else scalar)
 
 
-def has_settings(optimizer: Optimizer, settings: list[dict[str, Any]]) -> bool:
-    return [_settings(group) for group in optimizer.param_groups] == settings
+def has_settings(optimizer: Optimizer, settings: tuple[Any, ...]) -> bool:
+    return same_constant(settings_of(optimizer), settings)
+
+
+def members_of(optimizer: Optimizer) -> list[int]:
+    """The id()s of the parameters of an optimizer, group by group. The watched state keeps those of a recording."""
+    return [ident for group in optimizer.param_groups for ident in (len(group["params"]), *map(id, group["params"]))]
+
+
+def settings_of(optimizer: Optimizer) -> tuple[Any, ...]:
+    """The names and values of the settings of each group of parameters, plain tensors by content."""
+    return tuple([described(_settings(group)) for group in optimizer.param_groups])
 
 
 def _counts(optimizer: Optimizer) -> list[Any]:

@@ -96,3 +96,13 @@ def test_an_interrupt_at_any_line_leaves_counts_and_updates_in_step():
             break
         line += 1
     assert interrupted == line > 30
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_plain_tensor_that_is_filled_with_the_same_and_later_with_another_content(size):
+    rate = torch.full((size,), 0.5)
+    function = gt.compile(lambda x: x * (1 - rate))
+    for number in range(10):
+        rate.fill_(0.25 if number == 8 else 0.5)
+        assert torch.equal(function(gt.ones(2, size)).cpu(), torch.ones(2, size) * (1 - rate)), number
+    assert function.skipped >= 5, function.reasons
