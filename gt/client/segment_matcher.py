@@ -37,8 +37,8 @@ MAX_DEVIATIONS = 256  # reasons and lines that are counted
 MAX_TENSORS = 1 << 11  # inputs and outputs of a segment's ops
 
 Interleaved: TypeAlias = FreeTensors | NoteGradient | BeginModule | DropCopies | PlaceTensor
-"""An instruction that does not end a run of ops. A FreeTensors is delayed to the end of a segment, the others are sent
-with it."""
+"""An instruction that does not end a run of ops. A FreeTensors is sent before a segment or after it, the others with
+it."""
 
 
 # Instructions that ignore tensors that were freed before.
@@ -352,18 +352,27 @@ class SegmentMatcher:
                 else:
                     between.append(BetweenOps(place - start, other))
                 place, other = next(later)
-            sent.append(segment.match.instruction(dead[number], tuple(between)))
+            late: list[Instruction] = []
             for each in frees:
-                _add_interleaved(each, freed, sent)
+                _add_interleaved(each, freed, late)
+            if late:
+                late = _without_early(late, segment.match, between, sent)
+            sent += [segment.match.instruction(dead[number], tuple(between)), *late]
 
 
 def _dead_ids(
     ops: list[RunOp], found: list[_Found], interleaved: list[tuple[int, Interleaved]]
 ) -> tuple[list[set[int]], set[int]]:
-    """For each segment, the freed ids whose last use is in it; and the other freed ids. Hot path."""
+    """For each segment, the freed ids whose last use is in it; and the other freed ids: those that other instructions
+    than PlaceTensor name, or a PlaceTensor after their last use. Hot path."""
     frees = [other.ids for _, other in interleaved if type(other) is FreeTensors]
     freed = set(chain.from_iterable(frees))
-    named = [id_fields(type(other)).all(other) for _, other in interleaved if type(other) not in _IGNORING_FREED]
+    placed = {other.id: place for place, other in interleaved if type(other) is PlaceTensor and other.id in freed}
+    named = [
+        id_fields(type(other)).all(other)
+        for _, other in interleaved
+        if type(other) not in (*_IGNORING_FREED, PlaceTensor)
+    ]
     others = freed.intersection(chain.from_iterable(named))
     freed -= others
     dead: list[set[int]] = []
@@ -375,11 +384,34 @@ def _dead_ids(
             after = freed.intersection(chain.from_iterable([op.inputs for op in ops[segment.end : end]]))
             freed -= after
             others |= after
-        dead.append(freed.intersection(chain(match.externals, match.outputs)))
-        freed -= dead[-1]
+        dying = freed.intersection(chain(match.externals, match.outputs))
+        freed -= dying
+        if placed:
+            late = {ident for ident in dying & placed.keys() if match.last_use(ident) < placed[ident]}
+            dying -= late
+            others |= late
+        dead.append(dying)
         end = match.start
     dead.reverse()
     return dead, others | freed
+
+
+def _without_early(
+    frees: list[Instruction], match: Match, between: list[BetweenOps], sent: list[Instruction]
+) -> list[Instruction]:
+    """Frees for after a segment. Those of tensors that it does not name, whose last use was before it, are sent now: a
+    segment may be a whole step."""
+    others = [each.instruction for each in between if type(each.instruction) not in _IGNORING_FREED]
+    named = {ident for other in others for ident in id_fields(type(other)).all(other)}
+    named.update(match.externals, match.outputs)
+    late: list[Instruction] = []
+    for free in frees:
+        assert isinstance(free, FreeTensors)
+        for target, are_named in ((sent, False), (late, True)):
+            ids = tuple([ident for ident in free.ids if (ident in named) is are_named])
+            if ids:
+                target.append(FreeTensors(ids))
+    return late
 
 
 def _add_interleaved(other: Interleaved, freed: set[int], sent: list[Instruction]) -> None:

@@ -94,10 +94,15 @@ class Match(NamedTuple):
         segment_id = self.template.definition.segment_id
         return RunSegment(segment_id, self.first, self.externals, self.scalars, slots, between)
 
+    def last_use(self, ident: int) -> int:
+        """The position in the run of the last op of this repetition that names a tensor."""
+        slot = (*self.externals, *self.outputs).index(ident)
+        return self.start + self.template.last_use[slot]
+
 
 class Template:
     """The definition of a segment, and the functions that compare later ops with it. `successor` is the segment that
-    followed last time."""
+    followed last time, `last_use` the position of the last op that names each slot."""
 
     def __init__(self, segment_id: int, tokens: Tokens, ops: Sequence[RunOp]) -> None:
         self.tokens = tokens
@@ -129,6 +134,7 @@ class Template:
             tuple(tokens.scopes),
             tuple(tokens.sites),
         )
+        self.last_use = {slots[ident]: place for place, op in enumerate(ops) for ident in (*op.inputs, *op.outputs)}
 
     def match(self, run: OpRun, start: int) -> Match | None:
         """The repetition of this segment at `start`, where the tokens match; None if other tensors are used. Hot

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 import gt
 from gt.client import active_session
 from gt.client.segment_matcher import HotPathStats, SegmentMatcher
-from gt.core.messages import MAX_SLOT, DefineSegment, RunOp, RunSegment
+from gt.core.messages import MAX_SLOT, DefineSegment, FreeTensors, PlaceTensor, RunOp, RunSegment
 from gt.core.segments import SegmentBody
 from gt.core.settings import HotPathSettings
-from tests.records import ADD
+from tests.records import ADD, ROWS
 
 MODES = [(1, None), (2, "virtual"), (3, "virtual")]
 WITH_PROCESSES = [*MODES, (2, "local")]
@@ -361,6 +361,23 @@ def test_segments_stand_for_the_very_ops(other: tuple[int, int]) -> None:
                 expanded.append(instruction)
         assert expanded == ops
     assert matcher.stats().hits >= 2
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_tensors_are_freed_after_their_last_use(place: int) -> None:
+    """One that was last used before a segment is freed before it, and one that is placed in it in the segment, unless
+    it is placed after its last use."""
+    matcher = eager_matcher()
+    for first in (100, 200, 300):
+        inputs = [(5, 6), (first, 6), (first + 1, 6)]
+        batch: list[Any] = [RunOp(1, each, (first + number,), (), 0, 0) for number, each in enumerate(inputs)]
+        batch[2:2] = [FreeTensors((first - 1, first))]
+        batch.insert(place, PlaceTensor(first, ROWS, 0))
+        sent, _ = matcher.compress(batch, is_final=True)
+    early, run, *late = sent
+    assert isinstance(run, RunSegment)
+    assert early == FreeTensors((299,))
+    assert (run.dead, late) == (((2,), []) if place == 1 else ((), [FreeTensors((300,))]))
 
 
 def test_ids_that_are_far_apart_are_no_segment() -> None:
