@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 import operator
 from collections.abc import Iterable, Sequence
@@ -17,6 +19,8 @@ from gt.sharding.boxes import Shape, box_elements, box_shape
 from gt.sharding.host_order import default_mesh, mesh_of_workers
 from gt.sharding.placements import Placement, placements_of, require_mesh
 from gt.sharding.spec import DeviceMesh, ShardingSpec, local_box
+
+log = logging.getLogger("gt.client")
 
 
 class LocalShard(NamedTuple):
@@ -120,3 +124,50 @@ def read_shards(ref: TensorRef) -> dict[int, LocalShard]:
         )
         for worker, box in held.items()
     }
+
+
+class SavedLayout(NamedTuple):
+    """A layout in a file, in builtin types."""
+
+    shape: tuple[int, ...]
+    axis_names: tuple[str, ...]
+    workers: tuple[int, ...]
+    name: str
+    dims: tuple[tuple[str, ...], ...]
+    cuts: tuple[Any, ...]
+
+
+def layout_to_save(ref: TensorRef) -> tuple[Any, ...] | None:
+    """The layout of a tensor over several workers as a SavedLayout; None if it is on one."""
+    spec = None if ref.session.alone else read_layout(ref)
+    if spec is None or spec.mesh.size == 1:
+        return None
+    mesh = spec.mesh
+    return tuple(SavedLayout(mesh.shape, mesh.axis_names, mesh.workers, mesh.name, spec.dims, spec.cuts))
+
+
+def saved_layout(saved: Sequence[Any] | None, rank: int) -> ShardingSpec | None:
+    """The layout that a file gives a tensor of so many dims. None if the file gives none, or if the session does not
+    have all its workers."""
+    hosts = hosts_of(active_session.current().workers)
+    if saved is None or len(hosts) == 1:
+        return None
+    layout = SavedLayout(*saved)
+    missing = tuple(sorted({*layout.workers} - {*hosts}))
+    if missing:
+        _warn_of_missing(missing, tuple(hosts))
+        return None
+    if len(layout.dims) != rank:
+        raise LayoutError(f"the file gives a tensor of {rank} dims a layout of {len(layout.dims)}: {layout.dims}")
+    mesh = mesh_of_workers(layout.shape, layout.axis_names, layout.workers, hosts, layout.name)
+    return ShardingSpec(mesh, layout.dims, cuts=layout.cuts)
+
+
+@functools.cache
+def _warn_of_missing(missing: tuple[int, ...], connected: tuple[int, ...]) -> None:
+    log.warning(
+        "tensors were saved in layouts over workers %s, which this session does not have (it has %s): each is loaded "
+        "whole, on one worker, until gt.to(model) or optimizer.load_state_dict lays it out",
+        list(missing),
+        list(connected),
+    )

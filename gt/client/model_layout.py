@@ -16,16 +16,16 @@ from gt.client.activation_layouts import ActivationLayout, InputHook, OutputHook
 from gt.client.cached_calls import rebind
 from gt.client.gather_hooks import GatherHook, ParameterPlace
 from gt.client.named_layouts import NamedLayouts
+from gt.client.parameter_layouts import follow_parameters
 from gt.client.storage import Storage, StorageView, TensorRef
 from gt.client.tensor import Tensor
-from gt.client.torch_patches.nn_modules import own_buffers, own_parameters
+from gt.client.torch_patches.nn_modules import own_buffers, own_parameters, remove_forward_hooks
 from gt.core.errors import SignalError, nearest
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.config import ModelConfig, ModuleEntry, OutputEntry, ParameterEntry, at
 from gt.signals.registry import registry
 
 log = logging.getLogger("gt.signals")
-_hooks: WeakKeyDictionary[torch.nn.Module, list[Any]] = WeakKeyDictionary()
 _gather_hooks: WeakKeyDictionary[torch.nn.Module, GatherHook] = WeakKeyDictionary()
 
 
@@ -98,13 +98,7 @@ def _lay_out(module: torch.nn.Module, layouts: NamedLayouts, placed: set[int]) -
                 laid_out[id(ref)] = ref.storage, moved.storage
         for tensor in tensors:
             rebind(tensor, moved)
-
-
-def place_parameter(tensor: Tensor, spec: ShardingSpec) -> None:
-    """Give a tensor that is like a parameter, such as an optimizer's state, a layout."""
-    ref = tensor._ref
-    if ref is ref.storage:
-        ref.session.place(ref.storage, spec)
+        follow_parameters(tensors)
 
 
 def layout_by_name(tensor: torch.Tensor, name: str) -> ShardingSpec | None:
@@ -170,12 +164,8 @@ def _hook_scopes(module: torch.nn.Module, config: ModelConfig) -> None:
                 f"{at(entry.source)}{entry.signal!r} is not a configured signal; {nearest(entry.signal, known)}"
             )
         scope = _ScopeHook(entry.signal)
-        _hooks.setdefault(part, []).extend(
-            [
-                part.register_forward_pre_hook(scope, prepend=True),
-                part.register_forward_hook(scope.leave, always_call=True),
-            ]
-        )
+        part.register_forward_pre_hook(scope, prepend=True)
+        part.register_forward_hook(scope.leave, always_call=True)
 
 
 def _hook_activations(module: torch.nn.Module, layouts: NamedLayouts) -> None:
@@ -185,12 +175,12 @@ def _hook_activations(module: torch.nn.Module, layouts: NamedLayouts) -> None:
         return
     if config.inputs is not None:
         hook = InputHook(ActivationLayout(config.inputs, mesh))
-        _hooks.setdefault(module, []).append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        module.register_forward_pre_hook(hook, with_kwargs=True)
     for name, part in module.named_modules():
         entry = config.output_for(name)
         if entry is not None:
             layout = ActivationLayout(entry.dims, mesh)
-            _hooks.setdefault(part, []).append(part.register_forward_hook(OutputHook(layout)))
+            part.register_forward_hook(OutputHook(layout))
 
 
 def _hook_gathers(module: torch.nn.Module, layouts: NamedLayouts) -> None:
@@ -217,9 +207,8 @@ def _hook_places(places: dict[torch.nn.Module, list[ParameterPlace]]) -> None:
 def _add_gather_hook(part: torch.nn.Module, hook: GatherHook) -> None:
     active_session.follow_scopes()  # which tensors are computed of parameters is noted with the scope of each op
     _gather_hooks[part] = hook
-    _hooks.setdefault(part, []).extend(
-        [part.register_forward_pre_hook(hook.begin_forward), part.register_forward_hook(hook, always_call=True)]
-    )
+    part.register_forward_pre_hook(hook.begin_forward)
+    part.register_forward_hook(hook, always_call=True)
 
 
 def _gather_hook_of(part: torch.nn.Module) -> GatherHook:
@@ -239,8 +228,7 @@ def _cut_places(layouts: NamedLayouts, name: str, part: torch.nn.Module) -> Iter
 def unhook(module: torch.nn.Module) -> None:
     for part in module.modules():
         _gather_hooks.pop(part, None)
-        for hook in _hooks.pop(part, []):
-            hook.remove()
+        remove_forward_hooks(part, (_ScopeHook, GatherHook, InputHook, OutputHook))
 
 
 def _warn_of_unmatched(module: torch.nn.Module, config: ModelConfig) -> None:

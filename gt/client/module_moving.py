@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_l
 from gt.client import active_session
 from gt.client.cached_calls import wrap
 from gt.client.factory_mode import FactoryMode, is_factory_mode_on
+from gt.client.parameter_layouts import follow_parameters
 from gt.client.tensor import Handle, Tensor, as_object, of_class, to_gt
 from gt.client.torch_patches.autograd_nodes import gradient_hook_tables, refuse_backward, set_gradient_hook_tables
 from gt.client.torch_patches.nn_modules import mark_parameter, own_buffers, own_parameters, patch_lazy_construction
@@ -129,6 +130,7 @@ def replace_parameter(parameter: torch.nn.Parameter, moved: Tensor) -> Tensor:
     new: Tensor = as_object(parameter, moved, kind)
     mark_parameter(new)
     set_gradient_hook_tables(new, hooks)
+    follow_parameters([new])
     return new
 
 

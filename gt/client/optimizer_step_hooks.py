@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from gt.client import active_session
+from gt.client.parameter_layouts import lay_out_new_state
 from gt.client.session import Session
 from gt.core.ids import session_of
 from gt.core.messages import BeginStep, EndStep
@@ -189,6 +190,7 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     session = _session_of(optimizer)
     if session is None:
         return
+    lay_out_new_state(optimizer)
     has_closure = any(
         value is not None for value in (*args[1:], kwargs.get("closure"))
     )  # a closure computes gradients itself
@@ -199,9 +201,12 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     session = _session_of(optimizer)
+    if session is None:
+        return
     history = _histories.get(optimizer)
-    if session is not None and history is not None and history.steps and _belongs_to(history.steps[-1], session):
+    if history is not None and history.steps and _belongs_to(history.steps[-1], session):
         _end(session, [optimizer])
+    lay_out_new_state(optimizer)
 
 
 def _is_on_gt(tensor: Any) -> bool:

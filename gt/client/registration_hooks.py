@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 import torch
@@ -22,6 +22,8 @@ from gt.client.factory_mode import is_factory_mode_on
 from gt.client.gather_hooks import ParameterPlace
 from gt.client.model_layout import hook_by_name, layout_by_name
 from gt.client.module_moving import move_module, move_tensor
+from gt.client.named_layouts import NamedLayouts
+from gt.client.parameter_layouts import lay_beside, layout_beside
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.nn_modules import child_modules, own_buffers, own_parameters
 from gt.sharding.spec import ShardingSpec
@@ -50,15 +52,33 @@ def watch_modules() -> None:
 
 def _on_tensor(table_of: Callable[[torch.nn.Module], dict[str, Any]]) -> Callable[[torch.nn.Module, str, Any], Any]:
     def moved(module: torch.nn.Module, name: str, value: Any) -> Any:
-        if not _is_plain(value) or not _is_on_gt(module):
-            return None
         table = table_of(module)
         replaced = table.get(name)
-        if replaced is None or replaced.device.type != "meta":
-            return _moved_once(value, None)
-        return _moved_by_name(value, module, ParameterPlace(table, name))
+        if isinstance(value, Tensor):
+            if replaced is not None and value is not replaced and _is_on_gt(module):
+                _follow_plan(value, replaced)
+            return None
+        if not _is_plain(value) or not _is_on_gt(module):
+            return None
+        if replaced is not None and replaced.device.type == "meta":
+            return _moved_by_name(value, module, ParameterPlace(table, name))
+        return _moved_once(value, layout_beside(replaced, value.shape) if _is_like(replaced, value) else None)
 
     return moved
+
+
+def _is_like(replaced: Any, value: torch.Tensor) -> TypeGuard[Tensor]:
+    is_known = isinstance(replaced, Tensor) and not is_lazy(replaced) and not is_lazy(value)
+    return is_known and replaced.shape == value.shape
+
+
+def _follow_plan(value: Tensor, replaced: torch.Tensor) -> None:
+    """Lay out a loaded tensor as the one that it replaces in a module that a plan has laid out (`assign=True`), unless
+    it lies over the same mesh, as a tied parameter does."""
+    layouts = NamedLayouts.current() if _is_like(replaced, value) else None
+    mesh = None if layouts is None else layouts.mesh
+    if mesh is not None and replaced.spec.mesh is mesh and value.spec.mesh is not mesh:
+        lay_beside(replaced, value)
 
 
 def move_assigned_tensors() -> None:

@@ -7,7 +7,7 @@ Methods that would access memory in torch read the value first, or raise.
 from __future__ import annotations
 
 import copy as copying
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -18,7 +18,16 @@ from gt.client import active_session
 from gt.client.cached_calls import HandleType, rebind, wrap, wrap_view
 from gt.client.host_data import from_array, torch_call
 from gt.client.inplace_views import InPlaceViews
-from gt.client.layouts import LocalShard, Topology, read_layout, read_shards, read_topology, require_workers
+from gt.client.layouts import (
+    LocalShard,
+    Topology,
+    layout_to_save,
+    read_layout,
+    read_shards,
+    read_topology,
+    require_workers,
+    saved_layout,
+)
 from gt.client.memory_methods import MemoryMethods
 from gt.client.operators import install_operators
 from gt.client.printing import SHOWN_ELEMENTS, corner, describe, describe_html, describe_without_value, edges
@@ -29,6 +38,7 @@ from gt.client.torch_dispatch import dispatch
 from gt.client.torch_patches.avoid_dtensor_import import keep_dtensor_out
 from gt.client.torch_patches.avoid_dynamo_import import hide_from_dynamo
 from gt.client.torch_patches.data_property import patch_data_property
+from gt.client.torch_patches.nn_modules import patch_module_cpu
 from gt.client.torch_patches.op_registry import OpOverload
 from gt.client.torch_patches.optimizer_defaults import patch_optimizer_defaults
 from gt.client.torch_patches.pytree import tree_map, tree_map_only
@@ -276,7 +286,13 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         with torch.no_grad():
-            rebind(self, to_gt(value.detach())._ref)
+            rebind(self, to_gt(value.detach(), self._layout_for(value))._ref)
+
+    def _layout_for(self, value: torch.Tensor) -> ShardingSpec | None:
+        """The layout for plain data of a parameter: that of the data that it has."""
+        if isinstance(value, Tensor) or self._ref.session.alone or not self._is_param or value.shape != self.shape:
+            return None
+        return read_layout(self._ref)
 
     # Functions of Python for every element
 
@@ -410,7 +426,7 @@ class _PickledStorage:
         self._storage = storage
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return restore, (fetch(self._storage), False, False)
+        return restore, (fetch(self._storage), False, False, layout_to_save(self._storage))
 
 
 _storages: WeakValueDictionary[int, _PickledStorage] = WeakValueDictionary()  # by id(), while they are being pickled
@@ -427,9 +443,11 @@ def _storage_of(ref: TensorRef) -> _PickledStorage | None:
     return _storages.setdefault(id(storage), _PickledStorage(storage))
 
 
-def restore(value: torch.Tensor, requires_grad: bool, is_parameter: bool) -> Tensor:
-    """Unpickle a tensor: upload its value."""
-    return _restored(_uploaded(value), requires_grad, is_parameter)
+def restore(
+    value: torch.Tensor, requires_grad: bool, is_parameter: bool, layout: Sequence[Any] | None = None
+) -> Tensor:  # fmt: skip
+    """Unpickle a tensor: upload its value, in the layout that it had if the session has the workers of that."""
+    return _restored(_uploaded(value, saved_layout(layout, value.dim())), requires_grad, is_parameter)
 
 
 def restore_part(
@@ -465,6 +483,7 @@ hide_from_dynamo(dispatch_of_object)
 install_operators(Tensor, Handle)
 make_subclasses_on_gt(Tensor, of_class)
 patch_data_property(Tensor)
+patch_module_cpu(Tensor)
 patch_optimizer_defaults((Tensor, Handle))
 refuse_other_processes(Tensor)
 torch.serialization.add_safe_globals([restore, restore_part, restore_subclass])

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from gt.client.model_layout import apply_model_config, check_layouts, place_parameter
+from gt.client.model_layout import apply_model_config, check_layouts
+from gt.client.parameter_layouts import lay_out_state
 from gt.client.step_objects import StepObjects
-from gt.client.tensor import Tensor
 from gt.core.errors import SignalError, nearest
 from gt.core.output_files import open_text
 from gt.core.readable_units import print_bytes
@@ -152,12 +152,8 @@ class Plan:
         registry.add(Config({}, self.config))
         module = model if model is not None else self._objects.model
         apply_model_config(module)
-        own = {id(parameter) for parameter in module.parameters()}
         for optimizer in self._objects.optimizers:
-            for parameter, state in optimizer.state.items():
-                like = [each for each in state.values() if isinstance(each, Tensor) and each.shape == parameter.shape]
-                for value in like if id(parameter) in own else ():
-                    place_parameter(value, parameter.spec)  # type: ignore[attr-defined]
+            lay_out_state(optimizer)
 
     def explain(self, name: str) -> Explanation:
         """The alternatives at a parameter, or at the results of a module, and what each would cost."""

@@ -1,13 +1,17 @@
-"""The tables of a module, the mark of a parameter, and the construction of parameters of lazy modules."""
+"""The tables and hooks of a module, `module.cpu()`, the mark of a parameter, and the construction of parameters of lazy
+modules."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from gt.client.torch_patches.dispatch_modes import disable_current_modes
+
+_HOOK_OPTIONS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
 def own_parameters(module: torch.nn.Module) -> dict[str, Any]:
@@ -30,6 +34,27 @@ def is_parameter(tensor: torch.Tensor) -> bool:
 
 def mark_parameter(tensor: torch.Tensor) -> None:
     tensor._is_param = True
+
+
+def patch_module_cpu(handle: type[torch.Tensor]) -> None:
+    """Let `module.cpu()` leave tensors of a class as they are: their device is the CPU. Their own method gives a plain
+    tensor."""
+
+    @functools.wraps(torch.nn.Module.cpu)
+    def cpu(module: torch.nn.Module) -> torch.nn.Module:
+        return module._apply(lambda tensor: tensor if isinstance(tensor, handle) else tensor.cpu())
+
+    torch.nn.Module.cpu = cpu  # type: ignore[method-assign, assignment]
+
+
+def remove_forward_hooks(module: torch.nn.Module, owners: tuple[type, ...]) -> None:
+    """Remove the hooks that are objects of some classes, or methods of them, also if they were copied or loaded with
+    the module."""
+    for table in (module._forward_pre_hooks, module._forward_hooks):
+        for number, hook in list(table.items()):
+            if isinstance(getattr(hook, "__self__", hook), owners):
+                for own in (table, *[getattr(module, name) for name in _HOOK_OPTIONS]):
+                    own.pop(number, None)
 
 
 def patch_lazy_construction(

@@ -38,6 +38,18 @@ def standing_for(originals: dict[int, torch.Tensor]) -> Iterator[None]:
             del _originals[ident]
 
 
+def call_after_loading(function: Callable[[Optimizer], None]) -> None:
+    """Call a function with each optimizer that was given a state, by `load_state_dict` or by unpickling."""
+    set_state = Optimizer.__setstate__
+
+    @functools.wraps(set_state)
+    def set_and_call(optimizer: Optimizer, state: dict[str, Any]) -> None:
+        set_state(optimizer, state)
+        function(optimizer)
+
+    Optimizer.__setstate__ = set_and_call  # type: ignore[method-assign]
+
+
 def patch_optimizer_defaults(handles: tuple[type[torch.Tensor], ...]) -> None:
     """Let optimizers whose parameters are all on GT use "foreach", unless the user chose an implementation."""
     for name in SAME_BITS:

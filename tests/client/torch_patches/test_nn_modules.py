@@ -4,7 +4,14 @@ import torch
 from torch.nn.parameter import UninitializedParameter
 
 import gt
-from gt.client.torch_patches.nn_modules import child_modules, is_parameter, mark_parameter, own_buffers, own_parameters
+from gt.client.torch_patches.nn_modules import (
+    child_modules,
+    is_parameter,
+    mark_parameter,
+    own_buffers,
+    own_parameters,
+    remove_forward_hooks,
+)
 
 
 def test_tables_hold_the_tensors_and_children_of_a_module():
@@ -26,3 +33,27 @@ def test_lazy_parameters_are_made_on_gt_only_in_its_scope(embedded):
     with gt.device():
         ours = UninitializedParameter()
     assert not isinstance(plain, gt.Tensor) and isinstance(ours, gt.Tensor), "lazy modules would mix devices"
+
+
+def test_plain_modules_are_what_torch_makes_of_them():
+    module = torch.nn.Linear(2, 2)
+    weight = module.weight
+    assert module.cpu() is module and module.weight is weight
+
+
+class Hook:
+    def __call__(self, *args):
+        return None
+
+    def after(self, *args):
+        return None
+
+
+def test_hooks_are_removed_by_the_classes_of_their_owners():
+    module, hook = torch.nn.Linear(2, 2), Hook()
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+    module.register_forward_hook(hook.after, always_call=True)
+    module.register_forward_hook(lambda *args: None)
+    remove_forward_hooks(module, (Hook,))
+    assert (len(module._forward_pre_hooks), len(module._forward_hooks)) == (0, 1), "gt.to would double its hooks"
+    assert not module._forward_pre_hooks_with_kwargs and not module._forward_hooks_always_called

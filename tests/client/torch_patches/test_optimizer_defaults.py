@@ -1,5 +1,6 @@
 """The choice between the implementations of an optimizer, and that both round in the same way."""
 
+import copy
 import importlib
 import inspect
 
@@ -99,3 +100,13 @@ def test_lists_of_tensors_on_gt_are_buckets(embedded, monkeypatch):
 def test_lists_of_plain_tensors_are_torchs():
     (key,) = torch.optim.Optimizer._group_tensors_by_device_and_dtype([[torch.ones(2), torch.ones(3)]])
     assert key == (torch.device("cpu"), torch.float32)
+
+
+def test_optimizers_that_are_given_a_state_are_told(monkeypatch):
+    monkeypatch.setattr(torch.optim.Optimizer, "__setstate__", torch.optim.Optimizer.__setstate__)
+    told = []
+    optimizer_defaults.call_after_loading(told.append)
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])
+    optimizer.load_state_dict(optimizer.state_dict())
+    copied = copy.deepcopy(optimizer)
+    assert told == [optimizer, copied], "loaded states would stay where the file had them"
