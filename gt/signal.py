@@ -73,6 +73,7 @@ def tensor(x: Any, name: str) -> Tensor:
     """
     if not isinstance(name, str) or not name:
         raise SignalError(f"the name of a signal is a text that is not empty, not {name!r}")
+    scope_stack.note_entered(name)
     source = x if isinstance(x, torch.Tensor) else torch.as_tensor(x)
     layout = active_session.current().resolve_scopes().layout(name, source.shape)
     if layout is None and isinstance(source, Tensor):

@@ -7,15 +7,19 @@ belongs to the frame that was on top while its number was given.
 
 from __future__ import annotations
 
+import logging
 import threading
 from bisect import bisect_right
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakSet
 
+from gt.client.call_sites import Sites
 from gt.client.torch_patches.autograd_nodes import current_node, next_sequence_number
 from gt.core.errors import SignalError
 from gt.signals.registry import registry
+
+log = logging.getLogger("gt.signals")
 
 _MAX_MARKS = 1 << 15  # gradients of graphs older than this many changes of scope run without a scope
 
@@ -120,12 +124,19 @@ def push(name: str, backward: str | None = None, owner: object = None) -> ScopeF
     for given in (name, *([] if backward is None else [backward])):
         if not isinstance(given, str) or not given:
             raise SignalError(f"the name of a signal is a text that is not empty, not {given!r}")
-    registry.check_backward(name)
+        note_entered(given)
     outer = _top.get()
     _thread.marks.note(outer)
     frame = ScopeFrame(name, backward, outer, owner, current_node())
     _top.set(frame)
     return frame
+
+
+def note_entered(name: str) -> None:
+    """Note that the program uses a signal, and warn of a likely mistake in it, with the user's line."""
+    for text in registry.enter(name):
+        sites = Sites(lambda _, __: None)
+        log.warning("%s: %s", sites.text(sites.current()), text)
 
 
 def pop(frame: ScopeFrame) -> None:

@@ -60,7 +60,10 @@ class PlanCache:
                 scope, line = session.scope_name(call.scope), session.site(call.site)
                 self._observer(record_plan(op.signature, metas, specs, copies, plan, noted, scope, line))
             placed = policy.places if policy is not None else True if op.layout is not None else None
-            found = self._redistributor.define_plan(session, plan, op.op_id, op.signature.op, op.input_count, placed)
+            created = bool(placed) and op.layout is None and not call.inputs
+            found = self._redistributor.define_plan(
+                session, plan, op.op_id, op.signature.op, op.input_count, placed and not created, created
+            )
             self._state.add_plan(op, key, found)
         if found.plan.program is None:
             self.define_on(session, found.plan.workers, op.op_id)

@@ -33,12 +33,19 @@ class Redistributor:
         self._observer = observer
 
     def define_plan(
-        self, session: SessionRecord, plan: Plan, op_id: int, op: str, input_count: int, placed: bool | None = None
+        self,
+        session: SessionRecord,
+        plan: Plan,
+        op_id: int,
+        op: str,
+        input_count: int,
+        placed: bool | None = None,
+        created: bool = False,
     ) -> CachedPlan:
         """Define the program of a plan on its workers, with an id of the dispatcher's own; a plan without a program
-        keeps `op_id`. `placed`: see TensorRecord.of."""
+        keeps `op_id`. `placed` and `created`: see TensorRecord."""
         self._state.count_plan(session)
-        results = tuple(TensorRecord.of(meta, spec, placed) for meta, spec in plan.results)
+        results = tuple(TensorRecord.of(meta, spec, placed)._replace(created=created) for meta, spec in plan.results)
         moves_inputs = plan.sources != tuple((position, None) for position in range(input_count))
         needs_preparation = moves_inputs or plan.linear or plan.reduces or bool(plan.gathered)
         if plan.program is None:
@@ -77,8 +84,8 @@ class Redistributor:
         """The id of a tensor in the layout that an op needs. A new copy stays until the tensor is freed or written, or
         until it is dropped to make room for another one. Copies that are `in_use`, by the same op, are not dropped.
 
-        The moved tensor replaces the original if the original is partial, or is not placed and the scope `places` it;
-        but not if the op needs the original too (`keep`) or only a part of it.
+        The moved tensor replaces the original if the original is partial, or is not placed and the scope `places` it
+        (`TensorRecord.may_move_to`); but not if the op needs the original too (`keep`) or only a part of it.
         """
         tensor = self._state.tensor(ident)
         if tensor.spec is spec:
@@ -88,7 +95,7 @@ class Redistributor:
             return found
         may_replace = not spec.partial and not keep and spec.is_partition(tensor.meta.shape)
         is_reduced = may_replace and bool(tensor.spec.partial) and tensor.spec.mesh is spec.mesh
-        is_replaced = may_replace and places and not tensor.placed
+        is_replaced = may_replace and places and tensor.may_move_to(spec)
         if not is_reduced and not is_replaced:
             self.make_room(session, tensor, spec, in_use)
         elif self._state.limits is not None:

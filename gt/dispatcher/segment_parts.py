@@ -94,8 +94,7 @@ def make_part(
         for slot, spec in used[-1]:
             if slot not in outputs:
                 sources.setdefault((slot, spec), len(sources))
-                if spec is None and op.places:
-                    placed[slot] = None
+        placed |= dict.fromkeys([slot for slot in _placed_by(op) if slot not in outputs])
     local = _local_slots(sources, outputs)
     definition = DefineSegment(
         part_id,
@@ -147,14 +146,23 @@ def _versions(
     written: dict[int, int] = {}
     results: dict[int, TensorRecord] = {}
     for op in planned:
+        for slot in _placed_by(op):
+            if slot in results:
+                results[slot] = results[slot]._replace(placed=True)
         results |= zip(op.op.outputs, op.results, strict=True)
         for position, new in zip(op.writes, op.op.outputs[len(op.op.outputs) - len(op.writes) :], strict=True):
             old = op.op.inputs[position]
-            results.pop(old, None)
+            results[new] = results[new].with_placing(results.pop(old, results[new]))
             root = root_of.get(old, old)
             if root not in outputs:
                 root_of[new], written[root] = root, new
     return tuple(written.items()), tuple(results.items())
+
+
+def _placed_by(op: PlannedOp) -> list[int]:
+    """The inputs of an op that keep their layouts from then on, because a scope uses them as they are."""
+    assert op.cached is not None
+    return [op.op.inputs[position] for position, spec in op.cached.plan.sources if spec is None and op.places]
 
 
 def _linear(planned: Sequence[PlannedOp]) -> list[LinearOp]:

@@ -249,8 +249,8 @@ class Segments:
         results = [(body.id(run, slot), record) for slot, record in variant.results]
         written = [body.id(run, old) for old, _ in part.written]
         if written:
-            placed = {body.id(run, new): state.tensors[body.id(run, old)].placed for old, new in part.written}
-            results = [(ident, _with_placed(record, placed.get(ident, record.placed))) for ident, record in results]
+            before = {body.id(run, new): state.tensors[body.id(run, old)] for old, new in part.written}
+            results = [(ident, record.with_placing(before.get(ident, record))) for ident, record in results]
         copies = state.apply_segment(written, [body.id(run, slot) for slot in variant.freed], results)
         own = scalars if part.body.scalar_count == len(scalars) else scalars[part.first_scalar : part.end_scalar]
         command = RunSegment(part.part_id, run.first, tuple(sources), own, variant.dead)
@@ -341,10 +341,6 @@ def _variants(body: SegmentBody, split: SegmentSplit, dead: tuple[int, ...]) -> 
         left = [slot for slot in dead if not any(slot in part.gone for part in parts)]
         found = split.variants[dead] = SplitVariant(parts, frees, body.last_uses(left))
     return found
-
-
-def _with_placed(record: TensorRecord, placed: bool) -> TensorRecord:
-    return record if record.placed == placed else record._replace(placed=placed)
 
 
 def _fits(session: SessionRecord, body: SegmentBody, run: RunSegment) -> bool:

@@ -16,18 +16,33 @@ from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 class TensorRecord(NamedTuple):
     """A tensor on workers. Many tensors share one record, so it has no id. `nbytes` is the largest number of bytes that
     one worker holds of it. `placed`: the user or a scope has chosen the layout; any other tensor is moved for good by
-    the first scope that uses it."""
+    the first scope that uses it. One that was `created` in a scope has the layout of that, until the first use shows
+    that it is needed whole."""
 
     meta: TensorMeta
     spec: ShardingSpec
     nbytes: int
     placed: bool
+    created: bool = False
 
     @classmethod
     def of(cls, meta: TensorMeta, spec: ShardingSpec, placed: bool | None = None) -> TensorRecord:
         """With `placed` None, a tensor on several workers counts as placed and one on a single worker does not."""
         nbytes = memory_bytes(spec, meta.shape, ITEM_BYTES[meta.dtype])
         return cls(meta, spec, nbytes, spec.mesh.size > 1 if placed is None else placed)
+
+    def may_move_to(self, spec: ShardingSpec) -> bool:
+        """Whether a scope that needs another layout moves the tensor for good. One that a scope has cut when it was
+        created is moved only if its workers hold their parts then too, so that no later use of these moves more."""
+        if self.placed:
+            return False
+        return not self.created or (spec.is_whole and set(spec.mesh.workers) >= set(self.spec.mesh.workers))
+
+    def with_placing(self, other: TensorRecord) -> TensorRecord:
+        """As placed as another tensor: the version before."""
+        if (self.placed, self.created) == (other.placed, other.created):
+            return self
+        return self._replace(placed=other.placed, created=other.created)
 
 
 @dataclass

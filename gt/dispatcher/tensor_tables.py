@@ -169,12 +169,8 @@ class TensorTables:
     ) -> tuple[TensorRecord, ...]:
         """The results of an op, whose new versions are placed if the written inputs are."""
         count = len(results) - len(writes)
-        were_placed = [self.tensors[inputs[position]].placed for position in writes]
-        versions = [
-            tensor if tensor.placed == placed else tensor._replace(placed=placed)
-            for tensor, placed in zip(results[count:], were_placed, strict=True)
-        ]
-        return (*results[:count], *versions)
+        written = [self.tensors[inputs[position]] for position in writes]
+        return (*results[:count], *map(TensorRecord.with_placing, results[count:], written))
 
     def set_layout(self, ident: int, spec: ShardingSpec, *, is_moved: bool = True) -> None:
         """Give a tensor another layout, and mark it as placed; its copies stay. One that `is_moved` has memory of its

@@ -1,20 +1,27 @@
-"""`python -m gt.signals check config.yaml`: shows a configuration, or all problems in it."""
+"""`python -m gt.signals check config.yaml`: shows a configuration, or all problems in it; with `--run train.py` also
+the names that a program enters."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import runpy
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gt.core.errors import SignalError
-from gt.signals.checks import NOT_CUT, REST, show_mesh
+from gt.signals.backward_signals import backward_chain, unknown_backward
+from gt.signals.checks import NOT_CUT, REST, misspelt_of, show_mesh
 from gt.signals.config import AxesPerDim, Config, ModelConfig, ShardConfig, SignalConfig
 from gt.signals.parser import read_config
+from gt.signals.registry import registry
 from gt.signals.resolution import resolve_mesh
 from gt.signals.schema import SCHEMA
 
@@ -34,10 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     connected = dict.fromkeys(range(options.workers or 0), "")
     errors = [] if options.workers is None else list(_missing_workers(config, connected))
+    errors += [] if options.run else list(_misspelt_backwards(config))
+    entered = _entered_by(options.run, options.file) if options.run and not errors else None
+    errors += _misspelt(entered or (), config)
     if errors:
         print("\n".join(errors), file=sys.stderr)
         return 1
-    _print(config)
+    _print(config, entered)
     return 0
 
 
@@ -48,6 +58,12 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="show what a configuration says, or what is wrong with it")
     check.add_argument("file", help="the YAML file")
     check.add_argument("--workers", type=_count, metavar="N", help="also check that N workers are enough")
+    check.add_argument(
+        "--run",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT",
+        help="run a program under the file, with the arguments that follow, and check the names that it enters",
+    )
     return parser
 
 
@@ -55,6 +71,35 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of workers: use 1, 2, ...")
     return int(text)
+
+
+def _entered_by(program: Sequence[str], file: str) -> list[str]:
+    """The names that a program enters, which runs here under the configuration of a file. What it prints goes to
+    stderr."""
+    os.environ["GT_CONFIG"] = file
+    sys.argv[:] = program
+    sys.path[0] = str(Path(program[0]).resolve().parent)
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            runpy.run_path(program[0], run_name="__main__")
+        except SystemExit as ended:
+            if ended.code:
+                raise
+    return list(registry.entered)
+
+
+def _misspelt(entered: Iterable[str], config: Config) -> list[str]:
+    """An error for each name that a program entered and that is like a configured one."""
+    found = [(name, misspelt_of(name, config.signals)) for name in entered if registry.get(name) is None]
+    return [f"signal {name!r} is entered and not configured; did you mean {close!r}?" for name, close in found if close]
+
+
+def _misspelt_backwards(config: Config) -> Iterator[str]:
+    """An error for each backward signal that is not in the file, and is like one that is."""
+    for name, signal in config.signals.items():
+        backward = signal.backward_signal
+        if backward is not None and backward not in config.signals and misspelt_of(backward, config.signals):
+            yield f"{signal.source}: signal {name!r}: {unknown_backward(backward, config.signals)}"
 
 
 def _missing_workers(config: Config, connected: Mapping[int, str]) -> Iterator[str]:
@@ -71,7 +116,7 @@ def _missing_workers(config: Config, connected: Mapping[int, str]) -> Iterator[s
             yield str(error)
 
 
-def _print(config: Config) -> None:
+def _print(config: Config, entered: Sequence[str] | None) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=1 << 16)  # a pipe has no edge to wrap at
@@ -83,6 +128,20 @@ def _print(config: Config) -> None:
         console.print(Text(f"model over {_grid(config.model)}workers {_numbers(config.model.workers)}"))
     if not config.signals and not config.model:
         console.print("nothing is configured")
+    for what, names in () if entered is None else _differences(entered, config):
+        console.print(Text(f"{what}: {' '.join(names) or 'none'}"))
+
+
+def _differences(entered: Sequence[str], config: Config) -> Iterator[tuple[str, list[str]]]:
+    """The names that only the program has, and those that only the file has. Gradients enter backward signals."""
+    signals = registry.current().signals
+    used = {name for each in entered for name in backward_chain(each, lambda key: _backward_of(signals, key))}
+    yield "entered, not configured", [name for name in entered if name not in signals]
+    yield "configured, not entered", [name for name in config.signals if name not in used]
+
+
+def _backward_of(signals: Mapping[str, SignalConfig], name: str) -> str | None:
+    return signals[name].backward_signal if name in signals else None
 
 
 def _table(columns: str, rows: Sequence[Sequence[str]]) -> Table:

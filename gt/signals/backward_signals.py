@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from gt.core.errors import nearest
+from gt.signals.checks import misspelt_of
 
 
 def unknown_backward(backward: str, known: Iterable[str]) -> str:
-    """The problem of a backward signal that has no configuration."""
-    return f"backward names signal {backward!r}, which is not configured; {nearest(backward, known)}"
+    """The warning of a backward signal that has no configuration."""
+    close = misspelt_of(backward, known)
+    hint = f"did you mean {close!r}?" if close else "register it to lay gradients out"
+    return f"backward names signal {backward!r}, which is not configured and changes nothing; {hint}"
 
 
 def cycle_text(cycle: Iterable[str]) -> str:

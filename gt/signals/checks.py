@@ -7,7 +7,7 @@ import math
 import operator
 import re
 import reprlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias, TypeGuard
 
 from gt.core.errors import nearest
@@ -194,6 +194,26 @@ def name_problem(name: object, what: str) -> str:
     if name == MODEL:
         return f"{what} cannot be {MODEL!r}: that is the section of a model's parameters; use another name"
     return ""
+
+
+_WORDS_APART = re.compile(r"\d|(?<![^\W_])[^\W_](?![^\W_])")  # digits, and words of one letter
+
+
+def misspelt_of(name: str, known: Iterable[str]) -> str | None:
+    """The known name from which a name differs by one letter: missing, added, replaced, or swapped with the next one.
+    Names of different parts of a program, as `layer_1` and `layer_2` or `stage_a` and `stage_b`, do not count."""
+    word = _WORDS_APART.sub("", name)
+    for other in known:
+        if _WORDS_APART.sub("", other) != word and min(len(name), len(other)) > 3 and _differ_by_one(name, other):
+            return other
+    return None
+
+
+def _differ_by_one(name: str, other: str) -> bool:
+    short, long = sorted((name, other), key=len)
+    start = next((at for at, letter in enumerate(short) if letter != long[at]), len(short))
+    tail, rest = short[start:], long[start:]
+    return rest[1:] in (tail, tail[1:]) or (rest[1::-1] == tail[:2] and rest[2:] == tail[2:])
 
 
 def pattern_problems(pattern: object) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from gt.core.errors import SignalError, nearest
-from gt.signals.backward_signals import backward_cycles, cycle_text, unknown_backward
+from gt.signals.backward_signals import backward_cycles, cycle_text
 from gt.signals.checks import (
     INPUTS,
     MODEL,
@@ -82,7 +82,7 @@ def _line_problems(document: Document, known: Known) -> Iterator[LineProblem]:
     signals = {name: value for name, value in document.value.items() if name != MODEL}
     names = {*signals, *known}
     for name, value in signals.items():
-        for path, text in _signal_problems(name, value, names):
+        for path, text in _signal_problems(name, value):
             yield LineProblem(document.line((name, *path)), f"signal {show(name)}: {text}")
     if MODEL in document.value:
         for path, text in _model_problems(document.value[MODEL], names):
@@ -111,7 +111,7 @@ def _within(key: str, problems: Iterable[Problem]) -> Iterator[Problem]:
     return (Problem((key, *path), text) for path, text in problems)
 
 
-def _signal_problems(name: str, value: Plain, names: Collection[str]) -> Iterator[Problem]:
+def _signal_problems(name: str, value: Plain) -> Iterator[Problem]:
     if text := name_problem(name, "its name"):
         yield Problem((), text)
     yield from _section_problems(value, "a signal", SIGNAL_KEYS)
@@ -124,15 +124,8 @@ def _signal_problems(name: str, value: Plain, names: Collection[str]) -> Iterato
             yield Problem((key,), f"{key} has to be true or false, not {show(value[key])}")
     if value.get("shard") is not None:
         yield from _within("shard", _shard_problems(value["shard"]))
-    if value.get("backward") is not None:
-        yield from _within("backward", _backward_problems(value["backward"], names))
-
-
-def _backward_problems(backward: Plain, names: Collection[str]) -> Iterator[Problem]:
-    if text := name_problem(backward, "backward"):
-        yield Problem((), text)
-    elif backward not in names:
-        yield Problem((), unknown_backward(backward, names))
+    if value.get("backward") is not None and (text := name_problem(value["backward"], "backward")):
+        yield Problem(("backward",), text)
 
 
 def _shard_problems(value: Plain) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from gt.core.errors import SignalError
 from gt.core.settings import read_settings
 from gt.signals.backward_signals import backward_chain, cycle_text, unknown_backward
-from gt.signals.checks import name_problem, show
+from gt.signals.checks import misspelt_of, name_problem, show
 from gt.signals.config import Config, SignalConfig, at
 from gt.signals.parser import parse_config, read_config
 
@@ -26,6 +26,9 @@ class Registry:
         self._defaults = Config()
         self._version = 0
         self._is_started = False
+        self.entered: dict[str, int] = {}
+        """The names that the program has entered, each with the version for which it was checked last."""
+        self._warned: set[str] = set()
 
     @property
     def version(self) -> int:
@@ -66,27 +69,39 @@ class Registry:
             self._is_started = True
             self._own = self._defaults = self._config = Config()
             self._version += 1
+            self.entered.clear()
+            self._warned.clear()
 
     def set_defaults(self, text: str, file: str = "") -> None:
         """Use a configuration, as text of a file, for names that this process does not configure itself. An empty text
         ends that."""
         with self._lock:
+            if not text and not self._is_started:  # the end of a program whose GT_CONFIG cannot be read
+                return
             self._start()
             self._defaults = parse_config(text, file) if text else Config()
             self._merge()
 
-    def check_backward(self, name: str) -> None:
-        """Raise if the chain of backward signals names an unknown signal or has a cycle."""
-        signals = self.current().signals
-        chain = backward_chain(name, lambda key: signals[key].backward_signal if key in signals else None)
-        if len(chain) == 1:
-            return
-        *before, last = chain
-        where = f"{at(signals[before[-1]].source)}signal {before[-1]!r}"
+    def enter(self, name: str) -> list[str]:
+        """Note that the program enters a signal. Returns what it should be warned of, each warning once: a name like a
+        configured one, and a backward signal without a configuration. Raises SignalError if its backward signals go in
+        a circle."""
+        if self.entered.get(name) == self.version:
+            return []
+        signals = self._config.signals
+        *before, last = backward_chain(name, lambda key: signals[key].backward_signal if key in signals else None)
+        where = f"{at(signals[before[-1]].source)}signal {before[-1]!r}: " if before else ""
         if last in before:
-            raise SignalError(f"{where}: {cycle_text(chain[chain.index(last) :])}")
-        if last not in signals:
-            raise SignalError(f"{where}: {unknown_backward(last, signals)}")
+            raise SignalError(f"{where}{cycle_text([*before[before.index(last) :], last])}")
+        self.entered[name] = self._version
+        found = []
+        if before and last not in signals:
+            found.append(f"{where}{unknown_backward(last, signals)}")
+        elif name not in signals and (close := misspelt_of(name, signals)):
+            found.append(f"signal {name!r} is not configured and changes nothing; did you mean {close!r}?")
+        new = [text for text in found if text not in self._warned]
+        self._warned.update(new)
+        return new
 
     def _start(self) -> None:
         """Read GT_CONFIG on first use. An error is raised each time until the file is correct."""
@@ -132,8 +147,8 @@ def load_config(path: str | os.PathLike[str]) -> Config:
 
 def register_config(name: str, config: SignalConfig) -> None:
     """Configure a signal: `gt.register_config("forward", SignalConfig(shard=ShardConfig(axis=0)))`. Replaces earlier
-    configuration of the name, from the next op on. Its `backward_signal` may be registered later, before the scope is
-    entered.
+    configuration of the name, from the next op on. Its `backward_signal` may be registered later, or never: a signal
+    without a configuration changes nothing.
 
     >>> gt.register_config("forward", gt.SignalConfig(shard=gt.ShardConfig(axis=0)))
     >>> gt.get_signal_config("forward").shard.axis

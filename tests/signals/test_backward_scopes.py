@@ -9,15 +9,36 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import gt
-from gt.core.errors import SignalError
 from tests.signals.recorded_scopes import configure, scopes_of
 
 
-def test_a_backward_that_names_no_signal(four_workers):
+def test_a_backward_without_a_configuration_changes_nothing_and_is_warned_of_once(four_workers, caplog):
     configure("forward", 0, backward="bakward")
     configure("backward", 0)
-    with pytest.raises(SignalError, match="'bakward', which is not configured.*backward"):
-        gt.signal.enter("forward")
+    x, w = gt.tensor(torch.randn(8, 4)), torch.randn(4, 4)
+    for _ in range(2):
+        weight = gt.tensor(w).requires_grad_()
+        with gt.signal.context("forward"):
+            y = (x @ weight).sin()
+        y.sum().backward()
+    expected = w.clone().requires_grad_()
+    (x.cpu() @ expected).sin().sum().backward()
+    torch.testing.assert_close(weight.grad.cpu(), expected.grad)
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "gt.signals"]
+    assert "test_backward_scopes.py:" in warning
+    assert "signal 'forward': backward names signal 'bakward', which is not configured" in warning
+    assert "did you mean 'backward'?" in warning
+
+
+def test_a_backward_of_a_file_may_be_registered_in_python_later(four_workers, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("forward: {shard: {axis: 0}, backward: gradients}")
+    gt.load_config(path)
+    configure("gradients", 0, [2, 3])
+    x, w = gt.tensor(torch.randn(4, 4)), gt.tensor(torch.randn(4, 4)).requires_grad_()
+    with gt.signal.context("forward"):
+        y = x @ w
+    assert ("mm", "gradients") in scopes_of(y.sum().backward)[1]
 
 
 def two_layers(scopes=("one", "two"), **contexts):

@@ -70,9 +70,35 @@ def test_an_empty_configuration_is_reported(run):
 
 
 def test_mistakes_go_to_stderr(run):
-    code, out, err = run("a: {backward: b}\nc: 3\n")
+    code, out, err = run("a: {compile: 3}\nc: 3\n")
     assert (code, out) == (1, "")
     assert [line.partition(": ")[0] for line in err.splitlines()] == ["config.yaml:1", "config.yaml:2"]
+
+
+def test_a_misspelt_backward_is_a_mistake_and_one_that_python_may_register_is_not(run):
+    assert "'backwrd', which is not configured" in run("a: {backward: backwrd}\nbackward: {}")[2]
+    assert run("a: {backward: gradients}")[::2] == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("entered", "code", "said"),
+    [
+        ("forwrd", 1, "signal 'forwrd' is entered and not configured; did you mean 'forward'?"),
+        ("forward", 0, "entered, not configured: elsewhere\nconfigured, not entered: other"),
+    ],
+)
+def test_the_names_that_a_program_enters_are_checked(tmp_path, entered, code, said):
+    config, program = tmp_path / "config.yaml", tmp_path / "train.py"
+    config.write_text("forward: {shard: {axis: 0}, backward: back}\nback: {}\nother: {}")
+    program.write_text(
+        "import sys\nimport gt\nprint('to stderr')\n"
+        "with gt.signal.context(sys.argv[1]), gt.signal.context('elsewhere'):\n    gt.ones(2)\n"
+    )
+    command = [sys.executable, "-m", "gt.signals", "check", str(config), "--run", str(program), entered]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == code
+    assert said in (found.stderr if code else found.stdout)
+    assert "to stderr" in found.stderr
 
 
 def test_a_missing_file_is_reported(capsys):

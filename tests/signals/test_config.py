@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gt.core.errors import GTError, SignalError
+from gt.signals.checks import misspelt_of
 from gt.signals.config import Config, ModelConfig, ModuleEntry, ParameterEntry, ShardConfig, SignalConfig
 from tests.signals.without_leak_check import nothing_left_behind  # noqa: F401
 
@@ -229,3 +230,26 @@ def test_a_configuration_does_not_change_with_what_it_was_made_of():
     assert config == Config({"a": SignalConfig()})
     with pytest.raises(TypeError):
         config.signals["b"] = SignalConfig()
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "expected"),
+    [
+        ("forwrd", "forward", True),
+        ("forwardd", "forward", True),
+        ("forwird", "forward", True),
+        ("forwrad", "forward", True),
+        ("Forward", "forward", True),
+        ("forward-pass", "forward_pass", True),
+        ("forward_layr1", "forward_layer1", True),
+        ("layer_1", "layer_2", False),
+        ("layer12", "layer1", False),
+        ("stage_a", "stage_b", False),
+        ("encoder", "decoder", False),
+        ("backward", "forward", False),
+        ("wq", "wk", False),
+    ],
+)
+def test_a_misspelt_name_differs_by_one_letter(name, known, expected):
+    assert (misspelt_of(name, ["other", known]) == known) is expected
+    assert (misspelt_of(known, [name]) == name) is expected

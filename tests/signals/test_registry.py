@@ -146,36 +146,57 @@ def test_clearing_forgets_gt_config_too(write):
     assert registry.current() == Config()
 
 
-def test_a_backward_may_be_registered_later(registry):
+def test_a_backward_may_be_registered_later_or_never(registry):
     registry.register("a", SignalConfig(backward_signal="b"))
-    with pytest.raises(SignalError, match="signal 'a': backward names signal 'b', which is not configured; known: a"):
-        registry.check_backward("a")
+    assert registry.enter("a") == [
+        "signal 'a': backward names signal 'b', which is not configured and changes nothing; register it to lay "
+        "gradients out"
+    ]
     registry.register("b", ROWS)
-    registry.check_backward("a")
+    assert registry.enter("a") == []
 
 
 @pytest.mark.parametrize(
     ("following", "name", "expected"),
     [
-        ({"a": None}, "a", None),
-        ({"a": "b", "b": "c", "c": None}, "a", None),
-        ({}, "a", None),  # a signal without a configuration is ignored
+        ({"a": None}, "a", ""),
+        ({"a": "b", "b": "c", "c": None}, "a", ""),
+        ({}, "a", ""),  # a signal without a configuration is ignored
         ({"a": "forwrad", "forward": None}, "a", "did you mean 'forward'?"),
         ({"a": "b", "b": "x"}, "a", "signal 'b': backward names signal 'x'"),
+        ({"forward": None}, "forwrd", "signal 'forwrd' is not configured and changes nothing; did you mean 'forward'?"),
+    ],
+)
+def test_a_program_is_warned_of_names_once(registry, following, name, expected):
+    for key, backward in following.items():
+        registry.register(key, SignalConfig(backward_signal=backward))
+    warnings = registry.enter(name)
+    assert len(warnings) == bool(expected)
+    assert all(expected in warning for warning in warnings)
+    registry.register("another", SignalConfig())
+    assert registry.enter(name) == []
+    assert name in registry.entered
+
+
+@pytest.mark.parametrize(
+    ("following", "name", "expected"),
+    [
         ({"a": "a"}, "a", "circle: a -> a;"),
         ({"a": "b", "b": "a"}, "a", "circle: a -> b -> a;"),
         ({"a": "b", "b": "a"}, "b", "circle: b -> a -> b;"),
         ({"a": "b", "b": "c", "c": "b"}, "a", "signal 'c': .*circle: b -> c -> b;"),
     ],
 )
-def test_backward_is_checked_when_a_scope_is_entered(registry, following, name, expected):
+def test_a_circle_is_reported_whenever_it_is_entered(registry, following, name, expected):
     for key, backward in following.items():
         registry.register(key, SignalConfig(backward_signal=backward))
-    if expected is None:
-        registry.check_backward(name)
-    else:
+    for _ in range(2):
         with pytest.raises(SignalError, match=expected):
-            registry.check_backward(name)
+            registry.enter(name)
+
+
+def test_the_end_of_a_program_does_not_read_a_wrong_file_again(write):
+    Registry({"GT_CONFIG": str(write("a: 3"))}).set_defaults("")
 
 
 def test_a_circle_that_python_closes_is_reported_with_the_line_of_the_file(registry, write):
@@ -183,7 +204,7 @@ def test_a_circle_that_python_closes_is_reported_with_the_line_of_the_file(regis
     registry.load(write("a: {backward: b}"))
     registry.register("b", SignalConfig(backward_signal="a"))
     with pytest.raises(SignalError, match="config.yaml:1: signal 'a': .*circle: b -> a -> b"):
-        registry.check_backward("b")
+        registry.enter("b")
 
 
 @pytest.fixture

@@ -111,7 +111,6 @@ BEYOND = [
     "a: {shard: {mesh: {a: 2}, dims: [b]}}",
     "a: {shard: {mesh: {a: 2, b: 2}, dims: [a, [b, a]]}}",
     "a: {shard: {mesh: {a: 2}, dims: [a], workers: [0]}}",
-    "a: {backward: b}",
     "a: {backward: a}",
     "model: {a: [tp]}",
     "model: {a: s}",

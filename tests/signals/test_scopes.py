@@ -37,6 +37,64 @@ def test_created_tensors_are_cut_on_the_axis(four_workers, shape, axis, expected
     assert made[2].sum().item() == made[2].numel()
 
 
+def test_a_created_operand_that_is_needed_whole_becomes_whole_for_good(four_workers):
+    """Its updates are gathered no more, whether ops run one by one or as a segment."""
+    configure("s", 0)
+    moved = []
+    with gt.signal.context("s"):
+        a, b = gt.randn(128, 64), gt.randn(64, 32)
+        for _ in range(8):
+            with gt.debug.comm() as c:
+                y = a @ b
+                b.mul_(0.5)
+            moved.append(c.bytes)
+    assert moved == [3 * 64 * 32 * 4] + [0] * 7
+    assert [str(x.spec) for x in (a, b, y)] == ["w, -", "-, -", "w, -"]
+    torch.testing.assert_close(y.cpu(), a.cpu() @ b.cpu() * 2)
+
+
+def test_a_created_tensor_that_its_scope_uses_as_it_is_stays_cut(four_workers):
+    configure("s", 0)
+    for _ in range(6):  # in a segment too
+        with gt.signal.context("s"):
+            x = gt.randn(8, 8)
+            y = x.sin()
+            z = y @ x
+        assert [str(each.spec) for each in (x, y, z)] == ["w, -", "w, -", "w, -"]
+
+
+def test_a_created_tensor_is_copied_to_a_scope_on_other_workers(four_workers):
+    configure("one", 0, [0, 1])
+    configure("two", 0, [2, 3])
+    with gt.signal.context("one"):
+        x = gt.randn(8, 8)
+    with gt.signal.context("two"):
+        y = x * 2
+    assert (layout_and_workers(x), layout_and_workers(y)) == ("w, - on 0 1", "w, - on 2 3")
+
+
+def test_a_layout_that_the_user_gave_is_kept_where_a_scope_needs_the_whole(four_workers):
+    configure("s", 0)
+    with gt.signal.context("s"):
+        a, b = gt.randn(8, 8), gt.randn(8, 8, mesh=gt.mesh(4, ["x"]), placements="x, -")
+        y = a @ b
+    assert [str(each.spec) for each in (b, y)] == ["x, -", "w, -"]
+
+
+def test_a_misspelt_name_is_warned_of_once_with_the_users_line(four_workers, caplog):
+    configure("forward", 0)
+    for _ in range(2):
+        with gt.signal.context("forwrd"), gt.signal.context("backward"), gt.signal.context("forward_2"):
+            gt.ones(4)
+    gt.signal.tensor(torch.ones(2), "froward")
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.partition(": ")[2] for text in said] == [
+        f"signal {name!r} is not configured and changes nothing; did you mean 'forward'?"
+        for name in ("forwrd", "froward")
+    ]
+    assert all("test_scopes.py:" in text for text in said)
+
+
 def test_created_tensors_by_dims_of_a_mesh(four_workers):
     configure("grid", mesh={"dp": 2, "tp": 2}, dims=["dp", "tp"])
     configure("ends", mesh={"dp": 2, "tp": 2}, dims=["dp", "...", "tp"])

@@ -182,7 +182,7 @@ class NumPyEngine:
     def all_reduce_sum(self, tensor: Array, group: object = None) -> Array:
         _no_collective("all_reduce_sum")
 
-    def all_gather(self, tensor: Array, group: object = None) -> Sequence[Array]:
+    def all_gather(self, tensor: Array, group: object = None) -> Array:
         _no_collective("all_gather")
 
     def reduce_scatter(self, tensor: Array, group: object = None) -> Array:

@@ -353,11 +353,19 @@ class PyTorchEngine:
         self._group(group).allreduce([result]).wait()
         return result
 
-    def all_gather(self, tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> list[torch.Tensor]:
+    def all_gather(self, tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+        """The shards of all members, which may have different lengths, joined along dim 0."""
         chosen = self._group(group)
-        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(chosen.size())]
-        chosen.allgather([parts], [tensor.contiguous()]).wait()
-        return parts
+        shard = torch.atleast_1d(tensor)
+        counts = torch.zeros(chosen.size(), dtype=torch.int64, device=tensor.device)
+        counts[chosen.rank()] = len(shard)
+        chosen.allreduce([counts]).wait()
+        lengths = counts.tolist()
+        padded = shard.new_zeros(max(lengths), *shard.shape[1:])
+        padded[: len(shard)] = shard
+        parts = [torch.empty_like(padded) for _ in lengths]
+        chosen.allgather([parts], [padded]).wait()
+        return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
 
     def reduce_scatter(self, tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
         """This member's part of the sum over the group: dim 0 is cut into parts as equal as possible."""

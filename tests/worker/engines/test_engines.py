@@ -1,5 +1,6 @@
 """Engines: the ops they may run, default dtypes, shortcuts, and collectives over real process groups."""
 
+import math
 import threading
 
 import pytest
@@ -183,9 +184,16 @@ def test_all_reduce_sum(size):
         assert torch.equal(result, torch.arange(6.0).reshape(2, 3).t() * total)
 
 
-def test_all_gather():
-    for parts in in_group(3, lambda engine, group, rank: engine.all_gather(torch.full((2,), float(rank)), group=group)):
-        assert [part.tolist() for part in parts] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+@pytest.mark.parametrize("shape", [(6, 2), (7, 2), (2, 3), (2,)])  # of 2 rows one member has none
+def test_all_gather_joins_the_shards(shape):
+    whole = torch.arange(float(math.prod(shape))).reshape(shape)
+    for joined in in_group(3, lambda engine, group, rank: engine.all_gather(whole.tensor_split(3)[rank], group=group)):
+        assert torch.equal(joined, whole)
+
+
+def test_all_gather_of_numbers_is_a_vector():
+    for joined in in_group(2, lambda engine, group, rank: engine.all_gather(torch.tensor(rank), group=group)):
+        assert joined.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("rows", [6, 7, 2])
@@ -200,7 +208,7 @@ def test_collectives_take_the_default_group_of_torch(tmp_path):
     try:
         engine = PyTorchEngine()
         assert engine.all_reduce_sum(torch.ones(2)).tolist() == [1.0, 1.0]
-        assert [part.tolist() for part in engine.all_gather(torch.ones(2))] == [[1.0, 1.0]]
+        assert engine.all_gather(torch.ones(2)).tolist() == [1.0, 1.0]
         assert engine.reduce_scatter(torch.ones(2)).tolist() == [1.0, 1.0]
     finally:
         dist.destroy_process_group()
