@@ -7,7 +7,13 @@ tensor that comes out of a pickle, may not import the package that starts worker
 from __future__ import annotations
 
 import importlib
+import weakref
 
 
 def load_launcher() -> None:
     importlib.import_module("gt.launch.sessions")
+
+
+# Finalizers end GT, and torch's operators. All of them run in one function of atexit, which the first one registers: now,
+# so that functions of the program, which are registered later and run earlier, may still read tensors.
+weakref.finalize(load_launcher, bool)

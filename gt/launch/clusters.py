@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -149,7 +149,7 @@ def _stop_all() -> None:
             cluster.stop()
 
 
-atexit.register(_stop_all)
+weakref.finalize(_stop_all, _stop_all)  # after the functions of atexit, which may read tensors
 os.register_at_fork(after_in_child=_running.clear)  # they are the parent's
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from gt.client.interrupts import defer, is_inside
 from gt.client.issued_ops import SessionCaptures
 from gt.client.optimizer_step_hooks import register_step_hooks
 from gt.client.session import FORKED, Session
+from gt.client.tensor import Tensor
 from gt.client.torch_patches.torch_compile import patch_compile
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
@@ -427,6 +428,6 @@ def _leave_to_parent() -> None:
 
 active_session.set_connector(_connect_lazily)
 register_step_hooks()
-patch_compile(compiled_function.compile)
-atexit.register(shutdown)
+patch_compile(compiled_function.compile, Tensor)
+weakref.finalize(shutdown, shutdown)  # after the functions of atexit, which may read tensors
 os.register_at_fork(after_in_child=_leave_to_parent)

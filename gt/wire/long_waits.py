@@ -11,6 +11,7 @@ A loop that waits tells in each turn how far it is. Nothing is shown, formatted 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,12 +24,20 @@ REFRESH_SECONDS = 0.25
 
 
 class LongWait:
-    """A wait in a loop. Without a display nothing is shown."""
+    """A wait in a loop. Without a display each new text is logged as a warning to `log`; without that too, nothing is
+    shown."""
 
-    __slots__ = ("_clock", "_display", "_is_shown", "_next", "_start")
+    __slots__ = ("_clock", "_display", "_is_shown", "_log", "_logged", "_next", "_start")
 
-    def __init__(self, display: ProgressDisplay | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        display: ProgressDisplay | None,
+        clock: Callable[[], float] = time.monotonic,
+        log: logging.Logger | None = None,
+    ) -> None:
         self._display = display
+        self._log = log
+        self._logged = ""
         self._clock = clock
         self._start = clock()
         self._next = self._start + SHOW_AFTER_SECONDS
@@ -36,11 +45,16 @@ class LongWait:
 
     def tell(self, describe: Callable[[], str]) -> None:
         """Show what `describe` says, if the wait is long and the last text is not new."""
-        if self._display is None or (now := self._clock()) < self._next:
+        if (self._display is None and self._log is None) or (now := self._clock()) < self._next:
             return
         self._next = now + REFRESH_SECONDS
-        self._is_shown = True
-        self._display.show(f"gt: {describe()} ({now - self._start:.0f} s)")
+        text = describe()
+        if self._display is not None:
+            self._is_shown = True
+            self._display.show(f"gt: {text} ({now - self._start:.0f} s)")
+        elif self._log is not None and text != self._logged:
+            self._logged = text
+            self._log.warning("waiting: %s", text)
 
     def __enter__(self) -> LongWait:
         return self

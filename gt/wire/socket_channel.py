@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -42,6 +43,8 @@ from gt.wire.server_process import ServerProcess
 from gt.wire.sockets import SentFrame
 from gt.wire.wakeups import MessageWait
 
+log = logging.getLogger("gt.wire")
+
 _CHECK_SECONDS = 0.1
 _RETRY_SECONDS = 0.1
 _CUT_OFF_SECONDS = 0.02  # between looks for a new connection
@@ -80,7 +83,7 @@ class SocketChannel:
 
     def greet(self, wants_workers: int, timeout: float, display: ProgressDisplay | None = None) -> Welcome:
         """Shake hands with the server, which answers when so many workers have joined it. The `display` shows for what
-        a long wait is."""
+        a long wait is; without one it is logged."""
         hello = Hello(
             __version__,
             "client",
@@ -96,7 +99,7 @@ class SocketChannel:
         def describe_wait() -> str:
             return reason
 
-        with LongWait(display) as wait:
+        with LongWait(display, log=log) as wait:
             while time.monotonic() < deadline:
                 wait.tell(describe_wait)
                 if self._link is None or self._link.is_lost():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gt
-from tests.subprocesses import finish, start
+from tests.subprocesses import finish, start, start_interpreter
 
 USES = {
     "a module": "print(gt.nn.Linear(2, 1)(gt.ones(3, 2)).shape[0])",
@@ -28,3 +28,16 @@ def files(embedded, tmp_path):
 def test_a_first_use(use, files):
     code, out, err = finish(start("-c", f"import torch, gt; {USES[use].format(**files)}"))
     assert (code, out.split()) == (0, ["3"]), err
+
+
+@pytest.mark.parametrize("arguments", ["", "workers=2, mode='virtual'", "workers=2"])
+@pytest.mark.parametrize("start_of_program", ["import gt, atexit", "import torch, atexit"])
+def test_a_function_of_atexit_may_read_though_it_was_registered_before_gt_started(arguments, start_of_program):
+    program = f"""{start_of_program}
+atexit.register(lambda: print(int(torch.nn.functional.softmax(x, 0).sum().item())))
+import gt
+gt.init({arguments})
+import torch
+x = gt.ones(2, 3)"""
+    code, out, err = finish(start_interpreter("-c", program))
+    assert (code, out.split(), err) == (0, ["3"], "")

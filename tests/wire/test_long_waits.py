@@ -71,6 +71,16 @@ def test_a_client_without_a_server_says_how_to_start_one(shown, at_once, tmp_pat
     assert "no server of this user answers at" in shown.texts[0] and shown.texts[-1] == "cleared"
 
 
+def test_without_a_display_the_wait_for_a_server_is_logged_once(at_once, tmp_path, caplog):
+    with reserved_port() as port:
+        channel = SocketChannel(f"tcp://127.0.0.1:{port}", None, tmp_path, 1.0)
+        with pytest.raises(ServerLost):
+            channel.greet(1, 0.6, None)
+        channel.close()
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said.startswith("waiting: no server of this user answers at")
+
+
 def test_starts_reads_and_models_are_told_of(shown, at_once, monkeypatch):
     monkeypatch.setattr(pending_session, "open_display", lambda is_wanted: shown)
     monkeypatch.setattr(long_waits, "REFRESH_SECONDS", 0.0)

@@ -1,30 +1,45 @@
-"""Replaces `torch.compile` for the backend "gt" by `gt.compile`.
+"""Replaces `torch.compile`: with the backend "gt" by `gt.compile`, and else so that a refusal of GT tensors names GT.
 
-Torch's compiler would run such a function without compiling it: dynamo does not trace GT's code, and never calls a
-backend for GT tensors.
+Torch's compiler would run a function with the backend "gt" without compiling it: dynamo does not trace GT's code, and
+never calls a backend for GT tensors.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
+
+from gt.client.torch_patches.pytree import tree_leaves
 
 BACKEND = "gt"
 original = torch.compile
 # Arguments of torch.compile that have no meaning for GT, and the values that are accepted and ignored.
 _IGNORED: dict[str, tuple[Any, ...]] = {"fullgraph": (False, True), "dynamic": (None, False, True), "name": (None,)}
+# Functions of torch that are compiled whole wherever they are called: the public name, and the way out.
+_WAYS_OUT = {
+    "_flex_attention_hop_wrapper": (
+        "flex_attention",
+        "use torch.nn.functional.scaled_dot_product_attention, with the scores that score_mod and block_mask would "
+        "change as attn_mask",
+    ),
+    "_cond_op_wrapper": ("torch.cond", "use an if: a comparison of GT tensors reads its value"),
+}
 
 
-def patch_compile(compile_for_gt: Callable[[Any], Any]) -> None:
-    """Let `torch.compile(model, backend="gt")` call a function of GT; other backends are torch's."""
+def patch_compile(compile_for_gt: Callable[[Any], Any], tensor: type[torch.Tensor]) -> None:
+    """Let `torch.compile(model, backend="gt")` call a function of GT; other backends are torch's. `tensor` is the class
+    of GT's tensors."""
 
     @functools.wraps(original)
     def compile(model: Any = None, **options: Any) -> Any:
         if options.get("backend") != BACKEND:
-            return original(model, **options)
+            compiled = original(model, **options)
+            is_whole = options.get("fullgraph") and isinstance(model, FunctionType) and compiled is not model
+            return _naming_gt(compiled, model.__name__, tensor) if is_whole else compiled
         if model is None:
             return lambda decorated: compile(decorated, **options)
         if options.get("disable"):
@@ -35,3 +50,23 @@ def patch_compile(compile_for_gt: Callable[[Any], Any]) -> None:
         return compile_for_gt(model)
 
     torch.compile = compile
+
+
+def _naming_gt(compiled: Callable[..., Any], name: str, tensor: type[torch.Tensor]) -> Callable[..., Any]:
+    """A function that was compiled whole, whose refusal by dynamo of GT tensors says what to do."""
+
+    @functools.wraps(compiled)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compiled(*args, **kwargs)
+        except Exception as error:
+            is_dynamos = type(error).__module__.startswith("torch._dynamo")
+            if not is_dynamos or not any(isinstance(leaf, tensor) for leaf in tree_leaves((args, kwargs))):
+                raise
+            known, way_out = _WAYS_OUT.get(name, (name, 'leave out fullgraph=True, or compile it with backend="gt"'))
+        raise NotImplementedError(
+            f"{known} does not work on GT tensors: torch's compiler traces it whole, with tensors whose memory is in this "
+            f"process, and GT's is on workers; {way_out}"
+        )
+
+    return call

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 import gt
 from gt.client.compilation.compiled_function import CompiledFunction
@@ -51,3 +52,38 @@ def test_a_program_without_gt_is_told_what_to_do():
     program = 'import torch; torch.compile(torch.nn.Linear(1, 1), backend="gt")'
     _, _, errors = finish(start_interpreter("-c", program))
     assert "CompileError" in errors and "gt.compile(model)" in errors
+
+
+def _attention(x):
+    return flex_attention(x.reshape(1, 1, 2, 2), x.reshape(1, 1, 2, 2), x.reshape(1, 1, 2, 2))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (_attention, "flex_attention does not work on GT tensors: .*scaled_dot_product_attention"),
+        (lambda x: torch.cond(x.sum() > 0, lambda: x + 1, lambda: x - 1), "torch.cond does not work on GT .* an if"),
+        (lambda x: torch.compile(_attention, backend="eager", fullgraph=True)(x), "_attention .* leave out fullgraph"),
+    ],
+)
+def test_functions_that_torch_compiles_whole_refuse_gt_tensors_with_the_way_out(embedded, work, said):
+    with pytest.raises(NotImplementedError, match=said):
+        work(gt.ones(2, 2))
+
+
+def test_functions_that_are_compiled_whole_work_on_plain_tensors_and_keep_their_errors():
+    def fails(x):
+        raise ValueError("of the user")
+
+    def breaks(x):
+        torch._dynamo.graph_break()
+        return x
+
+    assert torch.compile(lambda x: x + 1, backend="eager", fullgraph=True)(torch.ones(1)).item() == 2.0
+    for function in (fails, breaks):
+        with pytest.raises(Exception) as torchs:
+            original(function, backend="eager", fullgraph=True)(torch.ones(1))
+        with pytest.raises(type(torchs.value)) as own:
+            torch.compile(function, backend="eager", fullgraph=True)(torch.ones(1))
+        assert type(own.value) is type(torchs.value)
