@@ -118,6 +118,31 @@ if TYPE_CHECKING:
     from gt.signals.registry import load_config as load_config
     from gt.signals.registry import register_config as register_config
 
+    # Torch's names, and once more those that GT replaces: mypy takes the first import of a name, and pyright the last.
+    # isort: split
+    from torch import *  # type: ignore[assignment]  # noqa: F403
+    from torch import amp as amp
+    from torch import autograd as autograd
+    from torch import backends as backends
+    from torch import cuda as cuda
+    from torch import fft as fft
+    from torch import func as func
+    from torch import jit as jit
+    from torch import linalg as linalg
+    from torch import special as special
+    from torch import utils as utils
+    from torch._C import *  # type: ignore[assignment]  # noqa: F403
+    from torch._C._VariableFunctions import *  # type: ignore[assignment]  # noqa: F403
+    from torch.functional import *  # type: ignore[assignment]  # noqa: F403
+
+    # isort: split
+    from gt import distributed as distributed  # noqa: F811
+    from gt.client.compilation.compiled_function import compile as compile  # noqa: A004, F811
+    from gt.client.creation import *  # type: ignore[assignment]  # noqa: F403
+    from gt.client.opt_einsum_functions import tensordot as tensordot  # noqa: F811
+    from gt.client.opt_einsum_functions import transpose as transpose  # noqa: F811
+    from gt.client.tensor import Tensor as Tensor  # noqa: F811
+
 _NAMES: dict[str, str] = {
     "gt.client.creation": (
         "arange as_tensor asarray bartlett_window bernoulli blackman_window device distribute empty empty_like "
@@ -157,15 +182,17 @@ _SUBMODULES = ("data", "debug", "distributed", "launch", "nn", "optim", "signal"
 __all__ = ["__version__", *_MODULE_OF, *_SUBMODULES]
 
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("_"):
-        raise AttributeError(f"module 'gt' has no attribute {name!r}")
-    with paused_collection():
-        load_launcher()
-        if name in _SUBMODULES:
-            return importlib.import_module(f"gt.{name}")
-        value = globals()[name] = _found(name)
-        return value
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"module 'gt' has no attribute {name!r}")
+        with paused_collection():
+            load_launcher()
+            if name in _SUBMODULES:
+                return importlib.import_module(f"gt.{name}")
+            value = globals()[name] = _found(name)
+            return value
 
 
 def _found(name: str) -> Any:

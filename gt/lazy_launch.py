@@ -14,6 +14,6 @@ def load_launcher() -> None:
     importlib.import_module("gt.launch.sessions")
 
 
-# Finalizers end GT, and torch's operators. All of them run in one function of atexit, which the first one registers: now,
-# so that functions of the program, which are registered later and run earlier, may still read tensors.
+# Finalizers end GT and remove torch's operators. They all run in one function of atexit, which the first finalizer
+# registers: here, so that functions that the program registers later run before, and may read tensors.
 weakref.finalize(load_launcher, bool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from gt.core.errors import LayoutError, nearest
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.sharding.placements import Layout, Placements, Replicate, Shard, placement_per_axis, require_mesh, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec
+
+_Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
 class _DeviceType(type):
@@ -346,6 +348,14 @@ def manual_seed(seed: int) -> torch.Generator:
     True
     """
     return torch.manual_seed(seed)
+
+
+@overload
+def to(what: torch.Tensor | np.ndarray[Any, Any]) -> Tensor: ...
+
+
+@overload
+def to(what: _Module) -> _Module: ...  # type: ignore[overload-cannot-match]
 
 
 @ends_on_users_line

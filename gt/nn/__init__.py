@@ -12,14 +12,21 @@ True
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+import gt.optim
 from gt.client.creation import device
 from gt.client.tensor import to_gt
 from gt.client.tracebacks import ends_on_users_line
-from gt.optim import __getattr__ as _optimizer_name
+
+if TYPE_CHECKING:
+    from torch.nn import *  # noqa: F403
+    from torch.nn import functional as functional
+    from torch.nn import init as init
+    from torch.nn import utils as utils
+    from torch.optim import *  # noqa: F403
 
 _classes: dict[type, type] = {}
 
@@ -63,10 +70,12 @@ class Parameter(torch.nn.Parameter, metaclass=_ParameterType):
         return torch.nn.Parameter(to_gt(torch.empty(0) if data is None else data.detach()), requires_grad)
 
 
-def __getattr__(name: str) -> Any:
-    value = getattr(torch.nn, name, None)
-    if value is None:
-        return _optimizer_name(name)  # `from gt.nn import Module, Linear, SGD`
-    if isinstance(value, type) and issubclass(value, torch.nn.Module) and value is not torch.nn.Module:
-        return _on_gt(value)
-    return value
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        value = getattr(torch.nn, name, None)
+        if value is None:
+            return getattr(gt.optim, name)  # `from gt.nn import Module, Linear, SGD`
+        if isinstance(value, type) and issubclass(value, torch.nn.Module) and value is not torch.nn.Module:
+            return _on_gt(value)
+        return value

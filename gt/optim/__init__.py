@@ -10,10 +10,14 @@ True
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+if TYPE_CHECKING:
+    from torch.optim import *  # noqa: F403
+    from torch.optim import lr_scheduler as lr_scheduler
+else:
 
-def __getattr__(name: str) -> Any:
-    return getattr(torch.optim, name)
+    def __getattr__(name: str) -> Any:
+        return getattr(torch.optim, name)

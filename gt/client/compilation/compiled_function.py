@@ -7,7 +7,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterable
 from threading import Lock, RLock, get_ident
-from typing import Any, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from gt.client import active_session
 from gt.client.compilation.call_arguments import CallArguments, describe_key, key_difference
@@ -19,19 +19,23 @@ from gt.client.torch_patches.dispatch_modes import current_dispatch_modes
 from gt.client.tracebacks import ends_on_users_line
 from gt.signals.registry import registry
 
+P = ParamSpec("P")
+Rest = ParamSpec("Rest")
+R = TypeVar("R")
+
 _PATIENCE = 4  # calls that are recorded without a reason: the first one makes state, and three others agree
 _recording = Lock()  # held by the thread that records a call
 _recording_thread = 0
 
 
 @overload
-def compile(function: Callable[..., Any], *, state: Iterable[object] = ...) -> CompiledFunction: ...
+def compile(function: Callable[P, R], *, state: Iterable[object] = ...) -> CompiledFunction[P, R]: ...
 
 
 @overload
 def compile(
     function: None = None, *, state: Iterable[object] = ...
-) -> Callable[[Callable[..., Any]], CompiledFunction]: ...
+) -> Callable[[Callable[P, R]], CompiledFunction[P, R]]: ...
 
 
 def compile(function: Callable[..., Any] | None = None, *, state: Iterable[object] = ()) -> Any:
@@ -62,11 +66,11 @@ def compile(function: Callable[..., Any] | None = None, *, state: Iterable[objec
     return CompiledFunction(function, state)
 
 
-class CompiledFunction:
+class CompiledFunction(Generic[P, R]):
     """A function of `gt.compile`. `recorded` counts the calls that ran its code while they were recorded, `skipped`
     those that did not run it."""
 
-    def __init__(self, function: Callable[..., Any], state: Iterable[object]) -> None:
+    def __init__(self, function: Callable[P, R], state: Iterable[object]) -> None:
         self._function = self.__wrapped__ = function
         self._state = list(state)
         self._epoch: tuple[object, ...] = ()
@@ -82,7 +86,7 @@ class CompiledFunction:
                 setattr(self, name, getattr(function, name))
 
     @ends_on_users_line
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if _recording_thread == get_ident() or current_node() is not None or current_dispatch_modes():
             return self._function(*args, **kwargs)  # inside another recording, a backward or a dispatch mode
         session = active_session.active or active_session.current()
@@ -158,6 +162,14 @@ class CompiledFunction:
     def __set_name__(self, owner: type, name: str) -> None:
         self._specializations.is_method = True
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> CompiledFunction[P, R]: ...
+
+    @overload
+    def __get__(
+        self: CompiledFunction[Concatenate[Any, Rest], R], instance: object, owner: type | None = None
+    ) -> Callable[Rest, R]: ...
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
@@ -166,7 +178,7 @@ class CompiledFunction:
             raise AttributeError(name)
         return getattr(self._function, name)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction[P, R]:
         """A copy has recordings of its own."""
         return CompiledFunction(copy.deepcopy(self._function, memo), copy.deepcopy(self._state, memo))
 

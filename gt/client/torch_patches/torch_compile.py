@@ -65,8 +65,8 @@ def _naming_gt(compiled: Callable[..., Any], name: str, tensor: type[torch.Tenso
                 raise
             known, way_out = _WAYS_OUT.get(name, (name, 'leave out fullgraph=True, or compile it with backend="gt"'))
         raise NotImplementedError(
-            f"{known} does not work on GT tensors: torch's compiler traces it whole, with tensors whose memory is in this "
-            f"process, and GT's is on workers; {way_out}"
+            f"{known} does not work on GT tensors: torch's compiler traces it whole, with tensors whose memory is in "
+            f"this process, and GT's is on workers; {way_out}"
         )
 
     return call
