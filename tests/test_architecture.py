@@ -111,7 +111,9 @@ def gt_packages_imported(path):
 
 
 def packages_imported(path):
-    return {name.split(".")[0] for name in imported(parse(path))}
+    """Those that are imported when the file runs."""
+    body = [node for node in parse(path).body if not is_type_checking(node)]
+    return {name.split(".")[0] for name in imported(ast.Module(body, []))}
 
 
 def names_in(path):
