@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gt.core.message_events import Details, Direction, Event, ObservedMessage, TensorCreated
 from gt.core.messages import Command, DefineOp, DefineSite, RunOp, RunSegment, WorkerCreateTensor
+from gt.dispatcher.op_definitions import MOVE
 from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.spec import local_box
@@ -34,8 +35,8 @@ def command_events(
     tensors: Mapping[int, TensorRecord],
     time: int = 0,
 ) -> Iterator[Event]:
-    """The events of a command to some workers, one by one if it stands for several. After a command that creates
-    tensors from nothing follows an event for each of them. `tensors` are those that were created."""
+    """The events of a command to some workers, one by one if it stands for several. After a command that creates or
+    moves tensors follows an event for each of them. `tensors` are those that were created."""
     for single in expand_command(session, command):
         for worker in workers:
             yield from _events_at_worker(session, single, worker, tensors, time)
@@ -52,15 +53,18 @@ def _events_at_worker(
     op, site = describe_message(session, command)
     for ident in created_by(session, command):
         details = _describe_part(tensors, ident, worker)
-        yield Event("WORKER_SEND", peer, TensorCreated(ident), op, site, time, details)
+        if details or op != MOVE:  # a move goes through ids that exist for a moment, and takes parts from workers
+            yield Event("WORKER_SEND", peer, TensorCreated(ident), op, site, time, details)
 
 
 def created_by(session: SessionRecord | None, command: Command) -> Sequence[int]:
-    """The tensors that a command creates from nothing: uploaded ones, and the results of ops without inputs."""
+    """The tensors that a command creates from nothing or in another layout: uploaded ones, the results of ops without
+    inputs, and what moves give to workers."""
     if isinstance(command, WorkerCreateTensor):
         return (command.id,)
     if isinstance(command, RunOp):
-        return () if command.inputs else command.outputs
+        is_move = session is not None and session.op_name(command.op_id) == MOVE
+        return command.outputs if is_move or not command.inputs else ()
     part = session.segment_parts.get(command.segment_id) if isinstance(command, RunSegment) and session else None
     if part is None:
         return ()

@@ -93,16 +93,22 @@ class MessageQueue:
             if isinstance(message, ToClient):
                 self.observe("SEND", f"client {message.session}", message.answer)
                 continue
-            owner = self._owner(message.command)
-            for event in command_events(owner, message.command, message.workers, self._state.tensors):
+            owner, created = self._owner(message.command), self._created_by(message.command)
+            for event in command_events(owner, message.command, message.workers, created):
                 self.observer(event)
 
     def created_from(self, start: int) -> dict[int, TensorRecord]:
-        """The tensors that the queued messages from position `start` on create from nothing, and that still exist."""
-        tensors = self._state.tensors
+        """The tensors that the queued messages from position `start` on create on workers, and that still exist."""
         commands = [message.command for message in self.queued[start:] if isinstance(message, ToWorkers)]
-        created = [ident for command in commands for ident in created_by(self._owner(command), command)]
-        return {ident: tensors[ident] for ident in created if ident in tensors}
+        return {ident: tensor for command in commands for ident, tensor in self._created_by(command).items()}
+
+    def _created_by(self, command: Command) -> dict[int, TensorRecord]:
+        """Those that a command creates, as they are now: tensors, and copies of tensors."""
+        tensors, copies = self._state.tensors, self._state.copy_order
+        created = created_by(self._owner(command), command)
+        found = {ident: tensors[ident] for ident in created if ident in tensors}
+        of_copies = [(copy, *copies[copy]) for copy in created if copy in copies]
+        return found | {copy: TensorRecord.of(tensors[ident].meta, spec) for copy, ident, spec in of_copies}
 
     def _owner(self, message: ObservedMessage) -> SessionRecord | None:
         return self._state.sessions.get(owner_of(message))

@@ -10,9 +10,10 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from gt.core.ids import is_dispatcher_id
 from gt.core.limits import Limits
 from gt.core.message_events import Observer
 from gt.core.messages import (
@@ -24,6 +25,8 @@ from gt.core.messages import (
     ReadTimeline,
     ReadVersions,
     Report,
+    RunOp,
+    RunSegment,
     Stats,
     Synchronize,
     Synchronized,
@@ -39,10 +42,15 @@ from gt.core.messages import (
 from gt.core.program_status import ProgramStatus
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient
+from gt.dispatcher.session_records import SessionRecord
+from gt.dispatcher.state import State
 from gt.dispatcher.status import read_status
+from gt.dispatcher.tensor_records import TensorRecord
+from gt.sharding.spec import DeviceMesh
 from gt.version import __version__
 from gt.wire.client_channel import Received, Upload
 from gt.wire.codec import Buffer
+from gt.worker.memory_recorder import MemoryPurpose, MemoryRecording
 
 # The reports of a worker that has done nothing, by the command that asks for them.
 _REPORTS: dict[type, Callable[[Any], Report]] = {
@@ -50,10 +58,67 @@ _REPORTS: dict[type, Callable[[Any], Report]] = {
     WorkerReportProgress: lambda command: Progress(command.mark, 0),
     WorkerReadTraffic: lambda command: Traffic(command.request, {}),
     ReadStats: lambda command: Stats(command.request, WorkerStats(0, 0, 0, {})),
-    ReadMemory: lambda command: MemoryReport(command.request, WorkerMemory((), 0)),
     ReadTimeline: lambda command: TimelineReport(command.request, (), 0),
     ReadVersions: lambda command: Versions(command.request, ()),
 }
+
+
+class _PlannedMemory:
+    """The memory that the planned tensors and copies of a session would take on each worker, for `gt.debug.memory`."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._recordings: dict[int, MemoryRecording] = {}
+        self._held: dict[int, tuple[DeviceMesh, int]] = {}
+        self._memory_of: dict[int, int] = {}  # of tensors that ops have written: the id of the first version
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self._recordings)
+
+    def report(self, worker: int, command: ReadMemory) -> MemoryReport:
+        """The memory of a worker since the last report. `command.watch`: it is recorded from now on."""
+        if not self._recordings:
+            self._held.clear()
+            self._memory_of.clear()
+        recording = self._recordings.pop(worker, None)
+        if command.watch:
+            begun = self._recordings[worker] = MemoryRecording()
+            self._held = self._planned()
+            for ident, (mesh, nbytes) in self._held.items():
+                if worker in mesh:
+                    begun.add(ident, (ident, nbytes), MemoryPurpose(0, is_dispatcher_id(ident)))
+        used = WorkerMemory((), 0) if recording is None else WorkerMemory(recording.uses(), recording.most_copies)
+        return MemoryReport(command.request, used)
+
+    def note(self, session: SessionRecord, instruction: Instruction) -> None:
+        """Record what an instruction has changed; new tensors are made before others are freed."""
+        planned, before, memory_of = self._planned(), self._held, self._memory_of
+        if isinstance(instruction, RunOp) and (op := session.ops.get(instruction.op_id)) is not None:
+            written = [instruction.inputs[position] for position in op.signature.writes]
+            versions = instruction.outputs[len(instruction.outputs) - len(written) :]
+            memory_of |= {new: memory_of.get(old, old) for old, new in zip(written, versions, strict=True)}
+        for ident, (mesh, nbytes) in planned.items():
+            if before.get(ident) != (mesh, nbytes):
+                self._discard(ident, before)
+                purpose = MemoryPurpose(getattr(instruction, "site", 0), is_dispatcher_id(ident))
+                for worker in mesh.workers:
+                    self._recordings[worker].add(ident, (memory_of.get(ident, ident), nbytes), purpose)
+        for ident in before.keys() - planned.keys():
+            self._discard(ident, before)
+            memory_of.pop(ident, None)
+        self._held = planned
+
+    def _discard(self, ident: int, held: Mapping[int, tuple[DeviceMesh, int]]) -> None:
+        for worker in held[ident][0].workers if ident in held else ():
+            self._recordings[worker].discard(ident)
+
+    def _planned(self) -> dict[int, tuple[DeviceMesh, int]]:
+        """The mesh of each tensor and copy, and the most bytes that a worker of it would hold."""
+        tensors = self._state.tensors
+        copies = self._state.copy_order.items()
+        records = [(copy, TensorRecord.of(tensors[ident].meta, spec)) for copy, (ident, spec) in copies]
+        return {ident: (tensor.spec.mesh, tensor.nbytes) for ident, tensor in [*tensors.items(), *records]}
 
 
 class ShapesChannel:
@@ -77,6 +142,7 @@ class ShapesChannel:
             number, _ = self.dispatcher.join_worker("cpu", host, os.getpid(), hostname=host if hosts else "")
             self.dispatcher.make_ready(number)
         self._session = self.dispatcher.open_session("here", os.getpid())
+        self._memory = _PlannedMemory(self.dispatcher.state)
         self._arrived: deque[Received] = deque()
         self._lock = threading.Lock()  # held by the thread that uses the dispatcher
 
@@ -86,7 +152,19 @@ class ShapesChannel:
 
     def send(self, batch: Sequence[Instruction], uploads: Sequence[Upload]) -> None:
         with self._lock:
-            self._deliver(self.dispatcher.instruct(self._session, batch, ()))
+            for part in self._one_by_one(batch) if self._memory.is_on else [batch]:
+                self._deliver(self.dispatcher.instruct(self._session, part, ()))
+                if self._memory.is_on and len(part) == 1:
+                    self._memory.note(self.dispatcher.state.sessions[self._session], part[0])
+
+    def _one_by_one(self, batch: Sequence[Instruction]) -> Iterator[Sequence[Instruction]]:
+        """The instructions of a batch, and of the segments that it runs."""
+        segments = self.dispatcher.state.sessions[self._session].segments
+        for instruction in batch:
+            if isinstance(instruction, RunSegment) and instruction.segment_id in segments:
+                yield from ([single] for single in segments[instruction.segment_id].body.expand(instruction))
+            else:
+                yield [instruction]
 
     def with_dispatcher(self, act: Callable[[Dispatcher], Sequence[Outgoing]]) -> None:
         """Let another thread use the dispatcher, between two batches; `act` returns the messages to deliver."""
@@ -106,8 +184,11 @@ class ShapesChannel:
                 self._arrived.append(Received(message.answer, message.buffers))
                 continue
             report = _REPORTS.get(type(message.command))
-            for worker in message.workers if report is not None else ():
-                self._deliver(self.dispatcher.report(worker, report(message.command), None))  # type: ignore[misc]
+            for worker in message.workers:
+                if isinstance(message.command, ReadMemory):
+                    self._deliver(self.dispatcher.report(worker, self._memory.report(worker, message.command), None))
+                elif report is not None:
+                    self._deliver(self.dispatcher.report(worker, report(message.command), None))
 
     def wait(self) -> None:
         """Answers are here when `send` returns, so this waits only for a batch that another thread is sending."""

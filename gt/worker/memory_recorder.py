@@ -14,7 +14,7 @@ from gt.worker.failed_value import FailedValue
 HeldTensors: TypeAlias = Mapping[int, Value | FailedValue]
 
 
-class _Use(NamedTuple):
+class MemoryPurpose(NamedTuple):
     """The site that memory was taken for, 0 if that was before the recording; and whether the memory holds a copy."""
 
     site: int
@@ -26,25 +26,25 @@ class _StorageMemory:
 
     __slots__ = ("nbytes", "tensors", "use")
 
-    def __init__(self, nbytes: int, use: _Use) -> None:
+    def __init__(self, nbytes: int, use: MemoryPurpose) -> None:
         self.nbytes = nbytes
         self.tensors = 0
         self.use = use
 
 
-class _MemoryRecording:
+class MemoryRecording:
     """The memory of one session. `live` are the bytes of each use now, `_at_peak` those at the peak, which is None
     while `live` is the peak, so that `live` is copied only when memory is freed after a peak."""
 
     def __init__(self) -> None:
-        self.live: dict[_Use, int] = {}
+        self.live: dict[MemoryPurpose, int] = {}
         self.most_copies = 0
         self._total = self._copies = self._peak = 0
-        self._at_peak: dict[_Use, int] | None = None
+        self._at_peak: dict[MemoryPurpose, int] | None = None
         self._held: dict[int, _StorageMemory] = {}
         self._address_of: dict[int, int] = {}
 
-    def add(self, ident: int, storage: tuple[int, int], use: _Use) -> None:
+    def add(self, ident: int, storage: tuple[int, int], use: MemoryPurpose) -> None:
         address, nbytes = storage
         held = self._held.get(address)
         if held is None:
@@ -94,7 +94,7 @@ class MemoryRecorder:
         self.is_on = False
         self._engine = engine
         self._tensors = tensors
-        self._recordings: dict[int, _MemoryRecording] = {}
+        self._recordings: dict[int, MemoryRecording] = {}
 
     def take(self, session: int, *, goes_on: bool) -> tuple[tuple[MemoryUse, ...], int]:
         """End the recording of a session: returns the memory of each use, and the most bytes of copies. With `goes_on`
@@ -109,8 +109,8 @@ class MemoryRecorder:
         self._recordings.pop(session, None)
         self.is_on = bool(self._recordings)
 
-    def _begin(self, session: int) -> _MemoryRecording:
-        recording = _MemoryRecording()
+    def _begin(self, session: int) -> MemoryRecording:
+        recording = MemoryRecording()
         for ident in [ident for ident in self._tensors if session_of(ident) == session]:
             self._update(recording, ident, 0)
         return recording
@@ -134,7 +134,7 @@ class MemoryRecorder:
                 result += 1
         yield from fields.tensors(command)
 
-    def _update(self, recording: _MemoryRecording, ident: int, site: int) -> None:
+    def _update(self, recording: MemoryRecording, ident: int, site: int) -> None:
         value = self._tensors.get(ident)
         if value is None or isinstance(value, FailedValue):
             recording.discard(ident)
@@ -143,4 +143,4 @@ class MemoryRecorder:
         if recording.holds(ident, storage[0]):
             return
         recording.discard(ident)  # a reduced gradient replaces the partial one under the same id
-        recording.add(ident, storage, _Use(site, is_dispatcher_id(ident)))
+        recording.add(ident, storage, MemoryPurpose(site, is_dispatcher_id(ident)))

@@ -82,8 +82,8 @@ def test_outputs_are_placed_where_the_op_ran():
     harness.define(OP, signature("aten.split.Tensor", 1, (SMALL, LARGE)))
     harness.tell(run(OP, (B,), (C, D)))
     assert [harness.state.tensors[ident] for ident in (C, D)] == [
-        (SMALL, at(1), 16, False),
-        (LARGE, at(1), 4096, False),
+        (SMALL, at(1), 16, False, False),
+        (LARGE, at(1), 4096, False, False),
     ]
 
 

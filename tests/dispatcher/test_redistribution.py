@@ -14,7 +14,7 @@ def test_a_tensor_is_redistributed_by_the_workers_of_both_layouts():
     harness = harness_with(3)
     assert told(harness.redistribute(B, C, "x")) == ["1 0: define c1: redistribute", "1+0: c1(B) -> C"]
     assert [harness.layout(ident) for ident in (B, C)] == ["- on 1", "x on 0 1"]
-    assert harness.state.tensors[C] == (SMALL, over("x"), 8, True)
+    assert harness.state.tensors[C] == (SMALL, over("x"), 8, True, False)
 
 
 def test_a_change_of_layout_is_planned_once():

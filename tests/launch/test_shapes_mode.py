@@ -96,3 +96,24 @@ def test_gt_waits_for_nothing_and_ends():
     gt.ones(4) + 1
     gt.synchronize()
     assert gt.debug.get_worker_stats()[0].ops == 0
+
+
+def _memory_of_a_model(mode):
+    """The live and the most bytes of originals and copies on each worker, and those of each line."""
+    gt.shutdown()
+    gt.init(workers=2, mode=mode)
+    mesh = gt.mesh(2, ("x",))
+    model = gt.to(torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8)))
+    x, optimizer = gt.ones(32, 64, mesh=mesh, placements="x, -"), torch.optim.AdamW(model.parameters())
+    with gt.debug.memory() as m:
+        for _ in range(6):  # in segments too
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    return {number: (worker.live, worker.peak, sorted(worker.lines)) for number, worker in m.workers.items()}
+
+
+def test_planned_memory_is_what_is_then_measured():
+    planned = _memory_of_a_model("shapes")
+    assert planned == _memory_of_a_model("virtual")
+    assert planned[0][1].total > 0

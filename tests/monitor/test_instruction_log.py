@@ -291,6 +291,22 @@ def test_tensors_that_an_op_creates_have_a_row_for_each_worker(tmp_path, monkeyp
     assert ("aten.zeros.default", "worker 0", "()", "()", "()") in created
 
 
+def test_tensors_that_a_scope_moves_have_a_row_for_each_worker_that_holds_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("GT_INSTRUCTION_LOG", str(tmp_path / "log"))
+    gt.init(workers=2, mode="virtual")
+    gt.register_config("rows", gt.SignalConfig(shard=gt.ShardConfig(axis=0)))
+    w = gt.to(torch.ones(4, 6))
+    placed = gt.shard(torch.ones(6, 8), gt.mesh(2))
+    with gt.signal.context("rows"):
+        assert ((gt.ones(2, 4) @ w) @ placed).sum().item() == 2 * 4 * 6 * 8
+    gt.shutdown()
+    created = creations(tmp_path / "log")
+    for shape in ("4x6", "6x8"):  # moved for good, and copied
+        whole = f"0:{shape[0]},0:{shape[-1]}"
+        moved = [(peer, part) for op, peer, found, part, _ in created if (op, found) == ("redistribute", shape)]
+        assert moved == [("worker 0", whole), ("worker 1", whole)]
+
+
 def test_uploads_have_the_same_details(tmp_path, monkeypatch):
     monkeypatch.setenv("GT_INSTRUCTION_LOG", str(tmp_path / "log"))
     gt.init(workers=4, mode="virtual")
