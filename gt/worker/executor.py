@@ -81,6 +81,7 @@ from gt.worker.op_descriptions import OpDescription, describe_bound
 from gt.worker.op_runner import OpRunner
 from gt.worker.scope_table import ScopeTable
 from gt.worker.segment_replay import SegmentReplay
+from gt.worker.skipped_commands import SkippedCommands
 from gt.worker.status_reports import StatusReports
 from gt.worker.tensor_transfers import Export, TensorTransfers
 from gt.worker.timeline_recorder import TimelineRecorder
@@ -129,6 +130,7 @@ class Executor:
         self._memory = MemoryRecorder(engine, self.tensors)
         self._finiteness = FinitenessWatch(engine, self.tensors, self.ops)
         self._compiler = self._make_compiler(compile_server, compiles_all) if compile_server is not None else None
+        self.skipped = SkippedCommands(self._runner, self._expand)
         self._replay = SegmentReplay(self._runner, self._compiler, self._timeline)
         flags = exchange.flags
         self._late = LateFailures(self.tensors, flags, self._expand) if flags is not None else None
@@ -201,7 +203,13 @@ class Executor:
         if self._late is not None:
             self._late.follow(commands, goes_on=bool(self._runner.overlapped))
         self._status.ops_run += [*map(type, commands)].count(RunOp)
-        batch = unread = self._runner.prefetch.follow(commands)
+        return self._run_all(self._runner.prefetch.follow(commands), start, waited)
+
+    def _run_all(self, batch: Iterator[Command], start: int, waited: int) -> list[ReportAndBytes]:
+        """Run the commands of a batch that began at `start`, when the worker had waited for `waited` nanoseconds."""
+        if self.skipped.sessions:
+            batch = self.skipped.left_out(batch)
+        unread = batch
         if self.engine.is_profiled():
             batch = self._in_ranges(self._expanded(batch))
         if self._memory.is_on or self._finiteness.is_on:
@@ -214,6 +222,26 @@ class Executor:
         self._run_batch(unread)  # nothing, unless a recording has failed between two commands
         self._show_progress(start, waited)
         return self._reports
+
+    # Sessions that have ended
+
+    def long_command(self, seconds: float) -> Command | None:
+        """The command that runs, if the worker has computed for some time without an exchange; any thread may ask."""
+        progress = self.progress
+        is_long = self._timeline.clock() - progress[SINCE] >= seconds * 1e9
+        return self._runner.prefetch.present if progress[STATE] == RUNNING and is_long else None
+
+    def commands_ahead(self) -> Sequence[Command]:
+        """The commands of the present batch that have not begun; any thread may ask."""
+        return self._runner.prefetch.ahead()
+
+    def resume(self) -> list[ReportAndBytes]:
+        """Go on with a batch in another thread. The one that began it is in the middle of a command, which fails."""
+        start = self._progress_time = self._timeline.clock()
+        command = self._runner.prefetch.present
+        if command is not None:
+            self.skipped.skip(command, tuple(self._runner.exchanged))
+        return self._run_all(self._runner.prefetch.rest, start, self.progress[WAITED])
 
     def _show_progress(self, start: int, waited: int) -> None:
         """Show what a batch has done that began at `start`, when the worker had waited for `waited` nanoseconds."""
@@ -467,6 +495,7 @@ class Executor:
     def _end_session(self, command: WorkerEndSession) -> None:
         self._runner.overlapped.finish_all()
         self._timeline.settle()
+        self.skipped.sessions.discard(command.session)
         for table in (self.tensors, self.ops, self.segments):
             for ident in [ident for ident in table if session_of(ident) == command.session]:
                 del table[ident]  # type: ignore[attr-defined]

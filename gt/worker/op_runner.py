@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -45,17 +45,28 @@ from gt.worker.timeline_recorder import TimelineRecorder
 log = logging.getLogger("gt.worker")
 
 
-class _EarlyWork:
+class EarlyWork:
     """An exchange within a program that has begun; `finish` never raises."""
 
-    def __init__(self, finish: Callable[[], Sequence[MoveResult]]) -> None:
-        self.finish = finish
+    def __init__(
+        self, finish: Callable[[], Sequence[MoveResult]], waiting: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._finish = finish
+        self._waiting = waiting
+        self.is_finished = False
+
+    def finish(self) -> Sequence[MoveResult]:
+        with self._waiting():
+            results = self._finish()
+            self.is_finished = True
+        return results
 
 
 class OpRunner:
     """`tensors` are held by id and `ops` by op id; `traffic` counts the payload bytes received, by sender.
     `progress` shows the op and the site of the last op begun. An op that fails leaves `FailedValue` in place of its
-    results, and the ops after it go on. `guard` refuses those for whose results there is no memory."""
+    results, and the ops after it go on. `guard` refuses those for whose results there is no memory. `exchanged` are the
+    exchanges that the present program has begun, as works where they are finished later."""
 
     def __init__(
         self,
@@ -76,6 +87,7 @@ class OpRunner:
         self.steps = OptimizerSteps(engine)
         self.prefetch = ReceivePrefetch()
         self.overlapped = OverlappedExchanges(self._finish_begun)
+        self.exchanged: list[EarlyWork | None] = []
         self.progress = progress
         self._engine = engine
         self._exchange = exchange
@@ -259,6 +271,7 @@ class OpRunner:
         worker computes is only begun: a gather of copies, or a reduction of gradients that replaces them. The tensor of
         a gather may be written before it is finished: the copy is then wrong, but the dispatcher has dropped it with
         the write, so no op uses it."""
+        self.exchanged.clear()
         computation = self.run_program(command, bound)
         try:
             tasks = next(computation)
@@ -269,7 +282,7 @@ class OpRunner:
         if (is_gather or is_reduction) and self._exchange.overlaps(tasks):
             self._begin_exchange(command, computation, tasks)
         else:
-            self._resume(command, computation, self._exchange_tasks(command, tasks))
+            self._resume(command, computation, self.exchange_tasks(command, tasks))
 
     def _begin_exchange(self, command: RunOp, computation: Exchanging, tasks: Sequence[MoveTask]) -> None:
         try:
@@ -287,7 +300,7 @@ class OpRunner:
 
     def _resume(self, command: RunOp, computation: Exchanging, results: Sequence[MoveResult] | Work) -> None:
         """Run the rest of a program, after an exchange."""
-        run_exchanges(computation, partial(self._exchange_tasks, command), results)
+        run_exchanges(computation, partial(self.exchange_tasks, command), results)
         self._prefetch_next()
 
     def _prefetch_next(self) -> None:
@@ -297,15 +310,20 @@ class OpRunner:
             if step is not None:
                 self._exchange.prefetch(step)
 
-    def _exchange_tasks(self, command: RunOp, tasks: Sequence[MoveTask]) -> Sequence[MoveResult] | Work:
-        with self._waiting(tasks):
-            try:
-                work = self._exchange.begin(tasks)
-            except Exception as error:
-                return self._fail_exchange(command, tasks, error)
-            if isinstance(tasks, EarlyTasks) and self._exchange.begins_early(tasks):
-                return _EarlyWork(lambda: self._finish_early(command, tasks, work))
-            return self._finish_exchange(command, tasks, work)
+    def exchange_tasks(self, command: RunOp, tasks: Sequence[MoveTask]) -> Sequence[MoveResult] | Work:
+        with self._waiting(tasks):  # `exchanged` is wrong meanwhile
+            results = self._exchange_or_begin(command, tasks)
+            self.exchanged.append(results if isinstance(results, EarlyWork) else None)
+        return results
+
+    def _exchange_or_begin(self, command: RunOp, tasks: Sequence[MoveTask]) -> Sequence[MoveResult] | EarlyWork:
+        try:
+            work = self._exchange.begin(tasks)
+        except Exception as error:
+            return self._fail_exchange(command, tasks, error)
+        if isinstance(tasks, EarlyTasks) and self._exchange.begins_early(tasks):
+            return EarlyWork(partial(self._finish_exchange, command, tasks, work), partial(self._waiting, tasks))
+        return self._finish_exchange(command, tasks, work)
 
     def _finish_early(self, command: RunOp, tasks: Sequence[MoveTask], work: Work) -> Sequence[MoveResult]:
         with self._waiting(tasks):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gt.core import worker_progress
-from gt.core.errors import ConnectionLost, ProtocolError, ServerLost
+from gt.core.errors import ConnectionLost, GTError, ProtocolError, ServerLost
 from gt.core.messages import (
     ByteRange,
     Command,
@@ -42,7 +42,9 @@ from gt.worker.compilation.private_directory import shared_directory
 from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.engines import make_engine
 from gt.worker.exchange import Exchange, ProcessExchange, shares_memory
-from gt.worker.executor import Executor
+from gt.worker.executor import Executor, ReportAndBytes
+from gt.worker.parked_threads import ParkedThreads
+from gt.worker.session_watch import Abandoned, SessionWatch
 from gt.worker.tensor_transfers import WriteBytes
 
 log = logging.getLogger("gt.worker")
@@ -108,11 +110,24 @@ class WorkerProcess:
             lambda: compile_directory or shared_directory(endpoint), settings.compiling
         )
         self._server = (0, "")
+        self._watch: SessionWatch | None = None
+        self._parked = ParkedThreads()
 
     def run(self) -> None:
         """Serve until `stop`, or until the server ends. A worker whose connection is lost, or whose messages are
         refused, joins again without tensors, because the server has given it up."""
         try:
+            self._run(None)
+        except Abandoned:
+            threading.Event().wait()  # the thread that goes on ends the process
+        finally:
+            self.close()
+
+    def _run(self, executor: Executor | None) -> None:
+        """With an executor, go on in place of the thread that has run its commands so far."""
+        try:
+            if executor is not None:
+                self._serve_until_lost(executor, resumes=True)
             while not self._stopping:
                 self._run_once()
         except ServerLost:
@@ -120,8 +135,25 @@ class WorkerProcess:
             self._note_last_messages()  # the end of the process may be noticed before the server's last message
             if not self._stopping:  # a worker and its server are often told to end together
                 raise
-        finally:
+
+    def _succeed(self, executor: Executor) -> None:
+        """Go on in a new thread, and end the process: its main thread may be in the middle of an op for good."""
+        code = 0
+        try:
+            self._run(executor)
+        except Abandoned:
+            return
+        except GTError as error:
+            log.error("worker %d ends: %s", executor.worker, error)
+            code = 1
+        except Exception:
+            log.exception("worker %d ends because of a mistake of GT", executor.worker)
+            code = 1
+        try:
             self.close()
+            logging.shutdown()
+        finally:
+            os._exit(code)
 
     def _run_once(self) -> None:
         """Join the server, and serve until the connection is lost."""
@@ -130,11 +162,21 @@ class WorkerProcess:
             return
         log.info("worker %d computes on %s", executor.worker, self._engine.device)
         self._note_joined(executor.worker, self._engine.device)
+        self._serve_until_lost(executor)
+
+    def _serve_until_lost(self, executor: Executor, *, resumes: bool = False) -> None:
+        watch = self._watch = self._make_watch(executor)
         try:
             with self._engine.isolated():
+                if resumes:
+                    self._send_reports(executor.resume())
                 self._serve(executor)
             if not self._is_dismissed:
                 self._send([Goodbye("it was told to end (SIGTERM)")])
+        except Abandoned:
+            assert watch is not None
+            watch.left.set()
+            raise
         except ConnectionLost as error:
             self._note_last_messages()
             if self._stopping:
@@ -169,7 +211,7 @@ class WorkerProcess:
         while time.monotonic() < end:
             if self._stopping and end == float("inf"):
                 end = time.monotonic() + _DRAINING_SECONDS
-            frames = self._ahead.popleft() if self._ahead else self._receive()
+            frames = self._receive()
             if frames is not None:
                 self._run_batch(executor, frames)
             elif self._stopping:
@@ -183,6 +225,8 @@ class WorkerProcess:
         """Wait for a batch."""
         assert self._link is not None
         with self._using_link:
+            if self._ahead:
+                return self._ahead.popleft()
             if self._activity is None:
                 return self._link.receive(waits=not self._stopping)
             self._activity.report_if_due()
@@ -194,14 +238,8 @@ class WorkerProcess:
     def _look_ahead(self) -> None:
         """Called while an exchange waits for its members. Receives the batches that follow, which run later, and tells
         the exchange of the workers that were lost. Raises if this worker has no reason to wait."""
-        assert self._link is not None
         with self._using_link:
-            received = list(iter(lambda: self._link.receive(waits=False), None))  # type: ignore[union-attr]
-            is_lost = self._link.is_lost()
-        for frames in received:
-            self._ahead.append(frames)
-            with contextlib.suppress(ProtocolError):  # raised again when the batch runs
-                self._note_ahead(self._commands.decode(frames)[0])
+            is_lost = self._receive_ahead()
         if self._stopping:
             raise ConnectionLost("this worker was told to end")
         if self._refused_ahead:
@@ -209,6 +247,37 @@ class WorkerProcess:
         if is_lost:
             raise ConnectionLost("the connection to the server was lost")
         self._check_server()
+
+    def _receive_ahead(self) -> bool:
+        """Receive the batches that have come, and run none. Returns whether the connection is lost. The caller has the
+        lock."""
+        assert self._link is not None
+        while (frames := self._link.receive(waits=False)) is not None:
+            self._ahead.append(frames)
+            with contextlib.suppress(ProtocolError):  # raised again when the batch runs
+                self._note_ahead(self._commands.decode(frames)[0])
+        return self._link.is_lost()
+
+    def _make_watch(self, executor: Executor) -> SessionWatch | None:
+        """Not for a worker of a single program, which ends with it."""
+        if not self._endpoint.startswith("tcp:") or not SessionWatch.is_possible(self._engine.device):
+            return None
+
+        def look_ahead() -> list[Command] | None:
+            if not self._using_link.acquire(blocking=False):
+                return []
+            try:
+                is_over = self._receive_ahead() or self._is_dismissed or bool(self._refused_ahead)
+                batches = list(self._ahead)
+            finally:
+                self._using_link.release()
+            waiting = list(executor.commands_ahead())
+            with contextlib.suppress(ProtocolError):  # raised when the batch runs
+                for frames in batches:
+                    waiting += cast(list[Command], self._commands.decode(frames)[0])
+            return None if is_over else waiting
+
+        return SessionWatch(executor, self._parked, look_ahead, lambda: self._succeed(executor))
 
     def _note_last_messages(self) -> None:
         """Note the messages that came before the connection was lost: the server may have told this worker to end."""
@@ -328,7 +397,9 @@ class WorkerProcess:
             self.stop()
         created = [command for command in commands if isinstance(command, WorkerCreateTensor)]
         # Lazily: the shared buffers of a client that has left are removed, which must fail its tensors only.
-        outgoing = executor.run(commands, map(self._bytes, created, payloads))
+        self._send_reports(executor.run(commands, map(self._bytes, created, payloads)))
+
+    def _send_reports(self, outgoing: Sequence[ReportAndBytes]) -> None:
         if outgoing:
             reports: list[Report] = [report for report, _ in outgoing]
             payloads = [[buffer] if _is_inline(report) else [] for report, buffer in outgoing if buffer is not None]
@@ -376,6 +447,9 @@ class WorkerProcess:
         if self._activity is not None:
             self._activity.close()
             self._activity = None
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         if self._link is not None:
             self._link.close()
         shared_memory.sweep(os.getpid())

@@ -29,6 +29,21 @@ class ReceivePrefetch:
         self._searched = 0
         return self._iterator
 
+    @property
+    def present(self) -> Command | None:
+        """The command of the batch that runs."""
+        begun = len(self._commands) - length_hint(self._iterator)
+        return self._commands[begun - 1] if 0 < begun <= len(self._commands) else None
+
+    @property
+    def rest(self) -> Iterator[Command]:
+        """The commands of the batch after it, as an iterator that moves on with the batch."""
+        return self._iterator
+
+    def ahead(self) -> Sequence[Command]:
+        """The same commands, which stay ahead."""
+        return self._commands[len(self._commands) - length_hint(self._iterator) :]
+
     def next_receive(self, ops: Mapping[int, Any]) -> LocalStep | None:
         """The first exchange of the commands ahead in which this worker receives; each is returned once. None also
         where the batch has yet to define an op, or a program has several exchanges."""

@@ -1,0 +1,103 @@
+"""Frees a worker from an op of a session that has ended, however long the op would take.
+
+A watching thread receives the messages that come while the worker computes. Where the session of the present command
+has ended, another thread goes on with the next command, with the tensors of all other sessions. The one that is in the
+middle of an op sleeps (`parked_threads.py`), and the tensors of this op stay in memory until the worker ends: native
+code cannot be stopped without its process, which holds everybody's tensors. The op fails. If its program has exchanges
+left, these are done with failures, so that all workers stay in step; no thread is left during an exchange.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from gt.core.ids import session_of
+from gt.core.message_fields import owner_of
+from gt.core.messages import Command, WorkerEndSession, WorkerShareTensor
+from gt.worker.executor import Executor
+from gt.worker.parked_threads import ParkedThreads, busy_threads, can_park, raise_in
+
+log = logging.getLogger("gt.worker")
+_TICK_SECONDS = 0.5
+GRACE_SECONDS = 2.0  # for the present op of a session that has ended
+MAX_ABANDONED = 64  # ops of a worker whose threads and memory it keeps
+
+
+class Abandoned(BaseException):
+    """Raised in a thread in whose place another one runs the commands, as soon as its op is done, if ever."""
+
+
+class SessionWatch:
+    """Watches the thread that makes it, which runs the commands of an executor. `look_ahead` receives the messages that
+    have come, and returns all commands that wait; None if nothing that the worker does is needed any more. `succeed`
+    goes on with the commands after the present one, in a new thread. The watched thread sets `left` when it has raised
+    Abandoned."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        parked: ParkedThreads,
+        look_ahead: Callable[[], Sequence[Command] | None],
+        succeed: Callable[[], None],
+    ) -> None:
+        self._executor = executor
+        self._parked = parked
+        self._look_ahead = look_ahead
+        self._succeed = succeed
+        self._watched = threading.current_thread()
+        self._task = threading.get_native_id()  # `Thread.native_id` is wrong after a fork
+        self.left = threading.Event()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gt-watch", daemon=True)
+        self._thread.start()
+
+    @staticmethod
+    def is_possible(device: str) -> bool:
+        """Not with a GPU, whose kernels go on whatever threads do."""
+        return device == "cpu" and can_park()
+
+    def close(self) -> None:
+        self._end.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        session, since = -1, 0.0  # the last session that was found to have ended in the middle of a command
+        while not self._end.wait(_TICK_SECONDS):
+            self._parked.keep()
+            command = self._executor.long_command(_TICK_SECONDS)
+            owner = owner_of(command) if command is not None else -1
+            if command is None or not self.is_over(owner):
+                session = -1
+            elif owner != session:
+                session, since = owner, time.monotonic()
+            elif time.monotonic() - since > GRACE_SECONDS and self._abandon(command, owner):
+                return
+
+    def is_over(self, session: int) -> bool:
+        """Whether nobody needs the work of a session: it has ended, and so have those that it shares tensors with."""
+        waiting = self._look_ahead()
+        if waiting is None:
+            return True
+        ended = {command.session for command in waiting if isinstance(command, WorkerEndSession)}
+        shares = [command for command in waiting if isinstance(command, WorkerShareTensor)]
+        takers = {session_of(share.target) for share in shares if session_of(share.source) == session}
+        return ended >= takers | {session}
+
+    def _abandon(self, command: Command, session: int) -> bool:
+        """Let another thread take the place of the watched one. Returns whether it has."""
+        if self._parked.count >= MAX_ABANDONED or self._executor.long_command(0) is not command:
+            return False
+        # The watched thread does not begin another command: it waits for Python's lock, or will, and raises then.
+        raise_in(self._watched, Abandoned)
+        while not self.left.is_set():
+            if tasks := busy_threads(self._task):
+                self._parked.add(tasks)
+                log.warning("an op of a session that has ended was left; its tensors stay in memory")
+                break
+        self._executor.skipped.sessions.add(session)
+        threading.Thread(target=self._succeed, name="gt-executor", daemon=True).start()
+        return True
