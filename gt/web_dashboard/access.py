@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+HAS_TOKEN = "gt.has_token"  # set in the scope of a request
 HEALTH = "/health"  # the only path that needs no token
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _METHODS = ("GET", "HEAD")
@@ -59,13 +60,12 @@ class Access:
         if scope["path"] == HEALTH:
             return None
         request = Request(scope)
-        given = request.query_params.get("token")
-        if given is not None and self._is_token(given):
-            return self._remember(request) if request.url.path == "/" else None
+        given = request.query_params.get("token", "")
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._is_token(bearer) or self._is_token(request.cookies.get(self._cookie, "")):
-            return None
-        return PlainTextResponse(_NO_TOKEN, 403)
+        scope[HAS_TOKEN] = any(map(self._is_token, (given, bearer, request.cookies.get(self._cookie, ""))))
+        if not scope[HAS_TOKEN]:
+            return PlainTextResponse(_NO_TOKEN, 403)
+        return self._remember(request) if self._is_token(given) and request.url.path == "/" else None
 
     def _is_token(self, text: str) -> bool:
         return secrets.compare_digest(text.encode(errors="replace"), self._token)

@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 import uvicorn
@@ -17,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gt.core.errors import SettingsError
 from gt.core.program_view import ProgramView
+from gt.web_dashboard.access import HAS_TOKEN
 from gt.web_dashboard.app import make_app
 from gt.web_dashboard.watcher import ProgramWatcher
 
@@ -30,14 +32,24 @@ CLOSE_SECONDS = 3.0
 
 class _BoundedProtocol(H11Protocol):
     """Ends connections over the limit, which would take the files that the program may open, and those that say
-    nothing."""
+    nothing. The oldest without the token is ended, so that strangers leave room for who has it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
-        else:
-            asyncio.get_running_loop().call_later(REQUEST_SECONDS, self._end_if_silent)
+        self._began = time.monotonic()
+        present = [each for each in self.connections if isinstance(each, _BoundedProtocol) and not each.is_ending]
+        if len(present) > MAX_CONNECTIONS:
+            min(present, key=lambda each: (each._has_token, each._began)).transport.abort()
+        asyncio.get_running_loop().call_later(REQUEST_SECONDS, self._end_if_silent)
+
+    @property
+    def is_ending(self) -> bool:
+        return self.transport.is_closing()
+
+    @property
+    def _has_token(self) -> bool:
+        """Whether the latest request has shown the token."""
+        return dict(self.scope or {}).get(HAS_TOKEN) is True
 
     def _end_if_silent(self) -> None:
         if self.cycle is None:
@@ -153,7 +165,6 @@ def _config(app: object) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
         backlog=MAX_CONNECTIONS,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=1,
