@@ -97,12 +97,20 @@ SPECS = st.builds(
     st.sampled_from(["sum", "max", "no"]), CUTS,
 )  # fmt: skip
 POLICIES = st.builds(PolicyRecord, MESHES, st.lists(AXES, max_size=2).map(tuple))
+OP_NAMES = st.sampled_from(
+    ["x", "", ".", "aten", "aten.", "..", ".add.Tensor", "aten..Tensor", "a b.c", "aten.add.Tensor.out"]
+)
+SIGNATURES = st.one_of(
+    *[st.sampled_from(list(OPS.values()))] * 4,
+    st.builds(lambda op, name: msgspec.structs.replace(op, op=name), st.sampled_from(list(OPS.values())), OP_NAMES),
+    st.builds(lambda op, name: msgspec.structs.replace(op, functional=name), st.just(OPS[103]), OP_NAMES),
+)
 KNOWN: dict[type, st.SearchStrategy[Any]] = {
     TensorMeta: METAS.map(msgspec.to_builtins),
     MeshRecord: MESHES.map(msgspec.to_builtins),
     SpecRecord: SPECS.map(msgspec.to_builtins),
     PolicyRecord: POLICIES.map(msgspec.to_builtins),
-    Signature: st.sampled_from(list(OPS.values())).map(msgspec.to_builtins),
+    Signature: SIGNATURES.map(msgspec.to_builtins),
 }
 
 
@@ -188,7 +196,7 @@ TEMPLATES: dict[type, st.SearchStrategy[Any]] = {
     CreateTensor: st.builds(lambda new: ["CreateTensor", new, _PLAIN(SMALL), ["", 16, 0], None, 0], NEW),
     FetchTensor: st.builds(lambda request, of: ["FetchTensor", request, of], NEW, INPUTS),
     DefineScope: st.builds(lambda policy: ["DefineScope", 1, "forward", _PLAIN(policy)], POLICIES),
-    DefineOp: st.builds(lambda new, op: ["DefineOp", new, _PLAIN(op)], NEW, st.sampled_from([*OPS.values()])),
+    DefineOp: st.builds(lambda new, op: ["DefineOp", new, _PLAIN(op)], NEW, SIGNATURES),
     Redistribute: st.builds(lambda of, new, spec: ["Redistribute", of, new, _PLAIN(spec), 0], INPUTS, NEW, SPECS),
     PlaceTensor: st.builds(lambda of, spec: ["PlaceTensor", of, _PLAIN(spec), 0], INPUTS, SPECS),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -21,6 +22,7 @@ InputLayout: TypeAlias = ShardingSpec | tuple[ShardingSpec, ...]
 
 PlanKey: TypeAlias = tuple[Policy | InputLayout | tuple[int, int] | str, ...]
 MoveKey: TypeAlias = tuple[TensorMove, ...]
+_OP_NAME = re.compile(r"\w+(\.\w+)+")
 _REDUCES_FIRST = "reduces first"
 MOVE = "redistribute"  # the name of programs that only move tensors
 
@@ -129,6 +131,9 @@ class OpRecord(NamedTuple):
     @classmethod
     def of(cls, op_id: int, signature: Signature) -> OpRecord:
         input_count, writes, outputs = len(signature.paths), signature.writes, signature.outputs
+        for name in (signature.op, signature.functional or signature.op):
+            if not _OP_NAME.fullmatch(name):
+                raise InvalidInstruction(f"{name!r} is not the name of an op, such as aten.add.Tensor", "op")
         if len(set(writes)) < len(writes) or not all(0 <= position < input_count for position in writes):
             raise InvalidInstruction(f"{signature.op} of {input_count} tensors cannot write {writes}")
         if signature.fully_written and len(signature.fully_written) != len(writes):

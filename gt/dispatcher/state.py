@@ -28,12 +28,14 @@ from gt.sharding.foreach_subsets import ForeachSubset
 from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy
 
-MAX_DEFINED = 1 << 28  # bytes of the definitions of a session, as they were sent
+MAX_DEFINED = 1 << 27  # bytes of the definitions of a session, as they were sent
+MAX_DEFINED_OF_KEY = 1 << 28  # of those of all sessions of a key
 RECORD_BYTES = 128  # that a definition takes besides its text
 MAX_COLLECTIVES = 1 << 20  # of a session that watches its traffic; more are not noted
 MAX_GATHERINGS = 1 << 16  # lines of which a client is told that their inputs are gathered
 FACTS_KEPT = 1024  # of ops and programs of a session that were removed
 MAX_PLANS = 1 << 15  # of a session; one with more loses all of them, and plans anew
+NEW_BYTES = 1 << 20  # that other workers hold more than a new one, before a tensor without a layout goes to it
 DEAD_KEPT = 4096  # workers of which it is known why they were lost
 MODULES_KEPT = 1 << 14  # modules of a session whose needed layouts are remembered
 _encoder = msgspec.msgpack.Encoder()
@@ -55,6 +57,7 @@ class State(TensorLosses):
     store_host: int = -1
     workers_joined: int = 0
     sessions_opened: int = 0
+    defined_by_key: dict[str, int] = field(default_factory=dict)  # bytes of definitions, by the names of keys
 
     def commit(self) -> None:
         """Keep the changes since the last commit."""
@@ -86,6 +89,7 @@ class State(TensorLosses):
             ready=False,
             memory=memory,
             address=address,
+            is_new=any(session.workers for session in self.sessions.values()),
         )
         self.undo.put(self.workers, ident, worker)
         return worker
@@ -120,13 +124,16 @@ class State(TensorLosses):
         self.undo.assign(self.workers[ident], "hosts_store", True)
 
     def least_loaded_mesh(self) -> DeviceMesh:
-        """The ready worker that holds the fewest bytes; of equals, the one with the lowest id."""
+        """The ready worker that holds the fewest bytes; of equals, the one with the lowest id. One that is new, and so
+        empty, does not get all that follows: it may end as soon as it has come, so that others hold more before."""
         if len(self.workers) == 1:
             return next(iter(self.workers.values())).solo_mesh
         ready = [ident for ident, worker in self.workers.items() if worker.ready]
         if not ready:
             raise NoWorkers
         loads = self.bytes_by_worker()
+        for ident in ready:
+            loads[ident] += NEW_BYTES * self.workers[ident].is_new
         return self.workers[min(ready, key=lambda ident: (loads[ident], ident))].solo_mesh
 
     def bytes_by_worker(self) -> dict[int, int]:
@@ -166,7 +173,7 @@ class State(TensorLosses):
 
     def remove_session(self, ident: int) -> None:
         """Remove a session with its requests, tensors and ops."""
-        self.undo.drop(self.sessions, ident)
+        session = self.undo.drop(self.sessions, ident)
         for request in [request for request in self.pending if session_of(request) == ident]:
             self.drop_request(request)
         for name in [name for name, published in self.published.items() if published.session == ident]:
@@ -178,6 +185,9 @@ class State(TensorLosses):
             self.undo.discard(worker.known_ops, [op_id for op_id in worker.known_ops if session_of(op_id) == ident])
         if self.limits is not None:
             self.undo.drop(self.uses, ident)
+        self._count_definition(session, -session.defined_bytes)
+        if not self.defined_by_key[session.key]:
+            self.undo.drop(self.defined_by_key, session.key)
 
     def publish(self, name: str, published: PublishedTensor) -> None:
         self._count_definition(self.sessions[published.session], _size_of_publication(name, published))
@@ -200,6 +210,8 @@ class State(TensorLosses):
         """From now on these workers may hold tensors of a session and report failures to it."""
         if session in self.sessions and not self.sessions[session].workers.issuperset(workers):
             self.undo.add(self.sessions[session].workers, workers)
+            for worker in self.workers.keys() & set(workers):
+                self.undo.assign(self.workers[worker], "is_new", False)
 
     def set_halted(self, session: SessionRecord, halted: HaltedStep | None) -> None:
         self.undo.assign(session, "halted", halted)
@@ -273,13 +285,17 @@ class State(TensorLosses):
         self.undo.put(session.ops, op.op_id, op)
 
     def _count_definition(self, session: SessionRecord, nbytes: int) -> None:
-        """Raises InvalidInstruction if a session makes the dispatcher remember too much."""
-        if nbytes > 0 and session.defined_bytes + nbytes > MAX_DEFINED:
+        """Raises InvalidInstruction if a session, or all those of its key, make the dispatcher remember too much."""
+        of_key = self.defined_by_key.get(session.key, 0) + nbytes
+        if nbytes > 0 and (session.defined_bytes + nbytes > MAX_DEFINED or of_key > MAX_DEFINED_OF_KEY):
             raise InvalidInstruction(
-                f"the ops, lines, scopes and published names of a session may take {MAX_DEFINED} bytes; forget some",
+                f"the ops, lines, scopes and published names of a session may take {MAX_DEFINED} bytes, and those of "
+                f"all sessions of a key {MAX_DEFINED_OF_KEY}; this session has {session.defined_bytes}, and its key "
+                f"{of_key - nbytes}. Forget some, or end sessions",
                 "limit",
             )
         self.undo.assign(session, "defined_bytes", session.defined_bytes + nbytes)
+        self.undo.put(self.defined_by_key, session.key, of_key)
 
     def define_subset(
         self, session: SessionRecord, op: OpRecord, chosen: tuple[int, ...], subset: ForeachSubset

@@ -17,7 +17,7 @@ class WorkerRecord:
     not `ready` cannot exchange tensors with others yet and gets no work. `solo_mesh` is the mesh of this worker only.
     `memory` are the bytes of its device (0: not known). `address` is the one at which other workers reach it: a
     loopback address if only those of its machine do. One with `hosts_store` was asked to host the store of process
-    groups."""
+    groups. One that `is_new` has joined while others worked, and has done no work yet."""
 
     info: WorkerInfo
     solo_mesh: DeviceMesh
@@ -26,6 +26,7 @@ class WorkerRecord:
     memory: int = 0
     address: str = LOOPBACK
     hosts_store: bool = False
+    is_new: bool = False
 
     @property
     def is_reached_from_outside(self) -> bool:

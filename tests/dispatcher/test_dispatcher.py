@@ -40,7 +40,7 @@ from tests.dispatcher_harness import (
     run,
     told,
 )
-from tests.records import ADD, ADD_, FAILURE, LARGE, NONZERO, SMALL, ZEROS, own, signature
+from tests.records import ADD, ADD_, FAILURE, LARGE, NONZERO, SMALL, ZEROS, meta, own, signature
 
 
 def test_an_op_cannot_be_defined_twice():
@@ -148,6 +148,16 @@ def test_an_op_with_outputs_and_writes_names_the_new_versions_last():
     harness.tell(run(OP, (A, B), (C, D)))
     assert (harness.state.meta(C), harness.state.meta(D)) == (LARGE, SMALL)
     assert B not in harness.state.tensors
+
+
+def test_one_that_has_joined_last_does_not_get_all_that_follows():
+    harness = harness_with(2)
+    harness.join()
+    harness.create(C, D)
+    harness.create(E, own(6), own(7), meta=meta(1 << 19))
+    harness.create(own(8))
+    placed = [harness.layout(ident) for ident in (A, B, C, D, E, own(6), own(7), own(8))]
+    assert placed == [f"- on {worker}" for worker in (0, 1, 0, 1, 0, 1, 2, 2)]
 
 
 def test_an_op_without_inputs_runs_on_the_least_loaded_worker():

@@ -4,6 +4,7 @@ all, every request is answered, and the same events give the same state."""
 from collections import Counter
 from copy import deepcopy
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -252,6 +253,38 @@ def test_definitions_of_a_session_are_limited(monkeypatch):
     told_ = answers(harness.tell(*[DefineOp(own(400 + number), ADD) for number in range(50)]))
     assert 0 < len(told_) < 50 and all(isinstance(each, Rejected) for each in told_)
     assert answers(harness.tell(LocateTensor(REQUEST, A)))[0].request == REQUEST
+
+
+def test_definitions_of_a_key_are_limited_over_its_sessions(monkeypatch):
+    harness = harness_with()
+    state = harness.state
+    for key in ("team", "team", "other"):
+        harness.dispatcher.open_session("host", 1, key)
+    monkeypatch.setattr("gt.dispatcher.state.MAX_DEFINED_OF_KEY", 10_000)
+
+    def define(session):
+        return answers(harness.dispatcher.instruct(session, [DefineSite(own(9, session), "x" * 6000, 1, "")], []))
+
+    assert define(2) == []
+    (refused,) = define(3)
+    assert isinstance(refused, Rejected) and "all sessions of a key 10000" in refused.reason
+    assert define(4) == []
+    harness.dispatcher.end_session(2)
+    assert define(3) == []
+    for session in (3, 4):
+        harness.dispatcher.end_session(session)
+    assert not {"team", "other"} & state.defined_by_key.keys()
+
+
+@pytest.mark.parametrize("name", ["x", "", ".", "aten.", ".add.Tensor", "aten..Tensor", "a b.c"])
+@pytest.mark.parametrize("field", ["op", "functional"])
+def test_a_name_that_is_not_of_an_op_is_refused(name, field):
+    harness = harness_with()
+    wrong = msgspec.structs.replace(ADD_, **{field: name})
+    found = answers(harness.tell(DefineOp(own(300), wrong)))
+    if field == "op" or name:
+        (answer,) = found
+        assert "is not the name of an op, such as aten.add.Tensor" in answer.reason and "mistake" not in answer.reason
 
 
 # Any of them

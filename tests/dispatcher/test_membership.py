@@ -14,6 +14,7 @@ from gt.core.messages import (
 from gt.dispatcher.message_queue import ToClient, ToWorkers
 from tests.dispatcher.lost_workers import without_workers
 from tests.dispatcher_harness import A, C, D, DispatcherHarness, answers, harness_with
+from tests.records import meta, own
 
 STORE = WorkerJoinStore("127.0.0.1", 40000, 0)
 
@@ -49,7 +50,8 @@ def test_a_worker_gets_no_work_before_it_knows_the_store():
 def test_a_worker_that_joins_later_is_told_the_store_and_gets_work():
     harness = harness_with(2)
     assert harness.join() == [ToWorkers((2,), STORE), ToClient(1, Joined(WorkerInfo(2, "cpu", "here", 1002)))]
-    assert [message.workers for message in harness.create(C)] == [(2,)]
+    made = [message.workers for message in harness.create(C, D, own(5), meta=meta(1 << 19))]
+    assert made == [(0,), (1,), (2,)]
 
 
 def test_ids_of_workers_are_not_used_again():
