@@ -41,14 +41,15 @@ from gt.wire.process_identity import host_name
 
 ClientMessage: TypeAlias = QueuedInstruction | AckRead | AckBytes | AckMessages
 
-TURN_SECONDS = 0.01  # in which instructions of a session are carried out before other peers are heard
+TURN_SECONDS = 0.01  # in which instructions of the sessions of a key are carried out before other peers are heard
 
 log = logging.getLogger("gt.dispatcher")
 
 
 class ClientMessages:
     """While the server `is_draining`, only what frees memory or ends a session is carried out: new work would never be
-    done. The time of the clients in `interrupted` was over: they go on at the next turn of the server."""
+    done. Clients in `runnable` have instructions for the next turn of the server: each key gets the same time there,
+    however many clients it has."""
 
     def __init__(self, dispatcher: Dispatcher, peers: PeerTable, delivery: Delivery, departures: Departures) -> None:
         self._dispatcher = dispatcher
@@ -59,7 +60,7 @@ class ClientMessages:
         self._buffers = shared_memory.AttachedBuffers()
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage, MAX_INSTRUCTIONS)
         self.is_draining = False
-        self.interrupted: dict[int, Peer] = {}
+        self.runnable: dict[int, Peer] = {}
 
     def receive(self, peer: Peer, frames: Sequence[Frame]) -> None:
         batch, payloads = self._decoder.decode(frames)
@@ -93,7 +94,7 @@ class ClientMessages:
         except ProtocolError as error:
             self._departures.give_up_over_limit(peer, error)
             return
-        self.proceed(peer)
+        self.runnable.setdefault(peer.ident, peer)
 
     def _administer(self, peer: Peer, request: ReadSessions | EndSession) -> None:
         """List the sessions, or end one."""
@@ -133,27 +134,32 @@ class ClientMessages:
         except ProtocolError as error:
             self._departures.give_up_over_limit(peer, error)
             return
-        self.proceed(peer)
+        self.runnable.setdefault(peer.ident, peer)
 
     def proceed_all(self) -> None:
         """A progress report may let queued instructions proceed."""
-        for client in list(self._peers.held.values()):
-            if client.ident not in self.interrupted:
-                self.proceed(client)
+        self.runnable = {**self.runnable, **self._peers.held}
 
-    def proceed_with_interrupted(self) -> None:
-        """Go on with the instructions of clients whose time was over at the last turn."""
-        interrupted, self.interrupted = self.interrupted, {}
-        for client in interrupted.values():
-            with internal_errors_logged(f"the instructions of client {client.ident}"):
-                self.proceed(client)
+    def proceed(self) -> None:
+        """Carry out instructions of runnable clients, for TURN_SECONDS of each key. Those that are left go on at the
+        next turn, before the ones that had theirs."""
+        ends: dict[str, float] = {}
+        waiting: dict[int, Peer] = {}
+        runnable, self.runnable = self.runnable, {}
+        for ident, client in runnable.items():
+            if client.key in ends and time.monotonic() >= ends[client.key]:
+                waiting[ident] = client
+                continue
+            end = ends.setdefault(client.key, time.monotonic() + TURN_SECONDS)
+            with internal_errors_logged(f"the instructions of client {ident}"):
+                self._proceed(client, end)
+        self.runnable = {**waiting, **self.runnable}
 
-    def proceed(self, peer: Peer) -> None:
-        """Carry out the instructions of a session as far as its backpressure allows, for TURN_SECONDS. The size of a
-        read is known only after the instructions before it."""
+    def _proceed(self, peer: Peer, end: float) -> None:
+        """Carry out the instructions of a session as far as its backpressure allows, until a time. The size of a read
+        is known only after the instructions before it."""
         backpressure, state = peer.backpressure, self._dispatcher.state
         self._peers.held[peer.ident] = peer
-        end = time.monotonic() + TURN_SECONDS
         while peer.ident in state.sessions and not self._dispatcher.is_waiting(peer.ident):
             if backpressure.asked is not None and backpressure.asked.request in state.pending:
                 reads = state.pending[backpressure.asked.request].reads
@@ -164,7 +170,7 @@ class ClientMessages:
                 break
             self._carry_out(peer, batch_slice)
             if time.monotonic() >= end and not backpressure.is_empty:
-                self.interrupted[peer.ident] = peer
+                self.runnable[peer.ident] = peer
                 break
         if peer.ident not in state.sessions or backpressure.is_empty:
             self._peers.held.pop(peer.ident, None)

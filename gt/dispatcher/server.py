@@ -51,6 +51,7 @@ from gt.wire.server_keys import ServerKeys
 log = logging.getLogger("gt.dispatcher")
 
 TICK_MS = 250
+READING_SECONDS = 0.02  # in which messages are read before any is carried out: those of all keys come in one queue
 NOTICE_SECONDS = 3.0
 POSTED_SECONDS = 10.0  # that another thread waits for its turn
 DISMISSING_SECONDS = 1.0  # for workers to close their connections when they are told to end
@@ -83,7 +84,7 @@ class Server:
         self._observer = observer
         self._stopping = False
         self._are_dismissed = self._is_closed = False
-        self._next_check = self._next_notice = self.turned_at = time.monotonic()
+        self._reading_until = self._next_check = self._next_notice = self.turned_at = time.monotonic()
         self.descriptor = self._router.descriptor
         self.dispatcher = Dispatcher(observer, copy_limit, limits)
         self.dispatcher.keeps_sites = True
@@ -153,10 +154,12 @@ class Server:
     def turn(self, *, waits: bool = True) -> bool:
         """Receive one message, waiting a tick for it if `waits`, and do the periodic checks that are due. Returns
         whether there was a message."""
-        message = self._router.receive(waits=waits and not self.client_messages.interrupted)
+        message = self._router.receive(waits=waits and not self.client_messages.runnable)
         if message is not None:
             self._receive(*message)
-        self.client_messages.proceed_with_interrupted()
+        if time.monotonic() > self._reading_until or not self._router.has_message():
+            self.client_messages.proceed()
+            self._reading_until = time.monotonic() + READING_SECONDS
         while self._posted:
             self._posted.popleft()()
         self.turned_at = now = time.monotonic()
@@ -284,9 +287,12 @@ class Server:
         address = self._router.address_of(identity)
         if hello.host == this_host() and address and not is_own_address(address):
             raise ProtocolError(f"a {hello.role} at {address} says that it is a process of this machine", "foreign")
-        if hello.role in ("client", "worker"):
-            self._router.admit(identity)
-        self._handshakes.greet(identity, hello, self._router.key_of(identity), self._router.process_of(identity))
+        try:
+            self._handshakes.greet(identity, hello, self._router.key_of(identity), self._router.process_of(identity))
+        except ProtocolError:
+            self._pending_connections.close_soon(identity, time.monotonic())
+            raise
+        self._router.admit(identity)
 
     def _resume(self, identity: bytes, resume: Resume) -> None:
         """A client goes on with its session, over a new connection."""

@@ -32,6 +32,7 @@ class RecordingServer(Server):
 
     def receive_frames(self, identity, frames):
         self._receive(identity, frames)
+        self.client_messages.proceed()
 
     def lose_peer(self, identity):
         self.departures.reap(self.peers.by_identity[identity])

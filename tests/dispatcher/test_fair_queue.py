@@ -13,12 +13,13 @@ from gt.core.messages import (
     Redistribute,
     RunOp,
     Synchronize,
+    WorkerCreateTensor,
     WorkerEndSession,
     WorkerFetchTensor,
     WorkerReportProgress,
 )
-from gt.dispatcher.fair_queue import ALONE_FACTOR, MAX_UNITS
-from tests.dispatcher_harness import OP, PAIR, REQUEST, A, DispatcherHarness, create, over
+from gt.dispatcher.fair_queue import ACTIVE_CLIENTS, ALONE_FACTOR, MAX_UNITS
+from tests.dispatcher_harness import OP, PAIR, REQUEST, A, DispatcherHarness, at, create, over
 from tests.records import ADD, meta, own, signature
 from tests.subprocesses import finish, running, serving, start
 
@@ -174,6 +175,74 @@ def test_a_client_that_is_no_longer_alone_is_not_stuck_with_work_that_has_no_mar
     while sent := reported(harness, sent, 1000):
         done += len(commands(sent, RunOp))
     assert done == 3_000
+
+
+def keyed(harness, count, key):
+    return [harness.dispatcher.open_session("here", 1, key) for _ in range(count)]
+
+
+def crowd(harness, sessions, count):
+    """Commands of sessions that each submit large products, as they are sent; the workers report nothing."""
+    sent = []
+    for session in sessions:
+        op = DefineOp(own(1, session), signature("aten.mm.default", 2, (BIG,)))
+        made = [RunOp(own(1, session), (own(2, session),) * 2, (own(3 + n, session),), (), 0, 0) for n in range(count)]
+        sent += submit(harness, op, create(own(2, session), BIG), *made, session=session)
+    return sent
+
+
+def test_many_clients_of_a_key_have_a_bounded_amount_of_unfinished_work():
+    harness = DispatcherHarness(1)
+    sent = crowd(harness, keyed(harness, 100, "team"), 10)
+    assert len(commands(sent, WorkerCreateTensor)) <= 2 * ACTIVE_CLIENTS
+    (other,) = keyed(harness, 1, "other")
+    read = submit(harness, create(own(1, other)), FetchTensor(own(2, other), own(1, other)), session=other)
+    assert len(commands(read, WorkerFetchTensor)) == 1
+    done = 0
+    while sent:
+        done, sent = done + len(commands(sent, RunOp)), reported(harness, sent, 10**6)
+    assert done == 1000 and harness.dispatcher.queued() == {}
+
+
+def test_work_of_clients_that_have_left_counts_for_their_key_until_it_is_done():
+    harness = DispatcherHarness(1)
+    keyed(harness, 2, "other")
+    sent = []  # the marks of clients that have left are reported too, and mean nothing
+    for session in keyed(harness, 100, "team"):
+        sent += crowd(harness, [session], 1)
+        harness.close(session)
+    assert 0 < len(commands(sent, WorkerCreateTensor)) <= 2 * ACTIVE_CLIENTS
+    (last,) = keyed(harness, 1, "team")
+    more = crowd(harness, [last], 1)
+    assert not commands(more, WorkerCreateTensor)
+    while not any(own(3, last) in command.outputs for command in commands(sent, RunOp)):
+        sent = reported(harness, sent, 10**6)
+        assert sent
+
+
+def test_keys_take_turns_and_then_their_clients():
+    harness = harness_of(ADD, meta(4))
+    few, many = keyed(harness, 1, "few"), keyed(harness, 20, "many")
+    for session in (*many, *few):
+        for op in ops(3):
+            harness.dispatcher._fair_queue.add(session, [op], [])
+    turns = [harness.dispatcher._fair_queue.next().session for _ in range(4)]
+    assert turns == [many[0], few[0], many[1], many[2]]
+
+
+def test_a_slow_op_on_one_worker_does_not_keep_a_key_from_another():
+    harness = DispatcherHarness(2)
+    ran = []
+    for worker, session in enumerate(keyed(harness, 2, "team")):
+        x, y = own(2, session), own(3, session)
+        made = [RunOp(own(1, session), (y,) * 2, (own(4 + n, session),), (), 0, 0) for n in range(9)]
+        op = DefineOp(own(1, session), signature("aten.mm.default", 2, (BIG,)))
+        move = Redistribute(x, y, at(worker, 2).record(), 0)
+        sent = submit(harness, op, create(x, BIG), move, session=session)
+        while marks(sent):
+            sent = reported(harness, sent, 10**6)
+        ran.append(commands(submit(harness, *made, session=session), RunOp))
+    assert all(ran)
 
 
 # With real processes

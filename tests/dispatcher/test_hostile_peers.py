@@ -46,7 +46,6 @@ from gt.core.messages import (
     Welcome,
     WorkerCreateTensor,
     WorkerShutdown,
-    WorkersRead,
 )
 from gt.core.signatures import MAX_TEXT, SpecRecord
 from gt.dispatcher import backpressure
@@ -271,17 +270,24 @@ def test_an_op_and_its_line_are_told_to_sessions_of_the_same_key(server, key, to
     assert _told(server, b"client")[-1].last_op == "aten.zeros.default (train.py:3)"
 
 
-def test_a_client_with_many_requests_does_not_keep_the_server_from_others(server, monkeypatch):
+@pytest.mark.parametrize("key", ["another", ""])
+def test_a_client_with_many_requests_does_not_keep_the_server_from_others(server, monkeypatch, key):
+    """Each key has its turn at once, and each client of one key in its order."""
     monkeypatch.setattr("gt.dispatcher.client_messages.TURN_SECONDS", 0.0)
     server._next_check = math.inf
     server.hear(b"other", hello("client"))
-    requests = [ReadStory(own(number), own(1)) for number in range(1, 4)]
+    server.peers.by_identity[b"other"].key = key
+    requests = [ReadStory(own(number), own(1)) for number in range(1, 5)]
     assert [answer.request for answer in server.hear(b"client", *requests)] == [own(1)]
-    assert [type(answer) for answer in server.hear(b"other", ReadWorkers(own(1, 2)))] == [WorkersRead]
-    for number in (2, 3):
+    answered_at_once = server.hear(b"other", ReadWorkers(own(1, 2)))
+    assert bool(answered_at_once) == bool(key)
+    told = [*server.sent]
+    for _ in range(3):
         server.sent.clear()
         server.turn()
-        assert [answer.request for answer in _told(server, b"client")] == [own(number)]
+        told += server.sent
+    served = {b"client": "c", b"other": "o"}
+    assert "".join(served[to] for to, _ in told) == "cocc"
 
 
 def test_a_server_does_not_drain_for_a_client_that_has_left(server, monkeypatch):
