@@ -25,7 +25,9 @@ from gt.wire.process_identity import host_name, start_mark, this_host
 
 log = logging.getLogger("gt.dispatcher")
 
-_KEY_SHARE, _ALL_SHARE = 8, 4  # sessions of a key, and of all keys: at most this part of the files that may be open
+# Parts of the files that may be open, of which a connection takes two: sessions of a key and of all keys, workers, and
+# all of these. The rest is for connections that were not admitted, and for the server itself.
+_KEY_SHARE, _ALL_SHARE, _WORKER_SHARE, _PEER_SHARE = 1 / 8, 1 / 4, 1 / 4, 3 / 10
 
 
 @contextmanager
@@ -74,6 +76,7 @@ class Handshakes:
         if self.is_ending:
             raise ProtocolError("the server is about to end, and lets in nobody", "unknown")
         if hello.role == "worker":
+            self._require_room_for_worker()
             self._welcome_worker(identity, hello, process)
         elif hello.role == "client":
             self._require_room(key)
@@ -86,12 +89,25 @@ class Handshakes:
         """Refuse a session for which there may be no files: each connection takes two, and workers need some too."""
         keys = [peer.key for peer in self._peers.by_identity.values() if peer.is_client]
         keys += [client.key for client in self._waiting.values()]
-        files = open_files_limit()
-        most, of_key = max(files // _ALL_SHARE, 1), max(files // _KEY_SHARE, 1)
-        if len(keys) >= most or keys.count(key) >= of_key:
+        files, workers = open_files_limit(), len(self._peers.workers)
+        most, of_key = max(int(files * _ALL_SHARE), 1), max(int(files * _KEY_SHARE), 1)
+        if len(keys) >= most or keys.count(key) >= of_key or len(keys) + workers >= max(files * _PEER_SHARE, 2):
             raise ProtocolError(
-                f"the server has {len(keys)} sessions, {keys.count(key)} of this key; with {files} files that it may "
-                f"open it takes {most}, {of_key} of a key. End some of them, or raise its limit: ulimit -n",
+                f"the server has {len(keys)} sessions, {keys.count(key)} of this key, and {workers} workers; with "
+                f"{files} files that it may open it takes {most}, {of_key} of a key, and {int(files * _PEER_SHARE)} of "
+                f"sessions and workers. End some of them, or raise its limit: ulimit -n",
+                "limit",
+            )
+
+    def _require_room_for_worker(self) -> None:
+        """Refuse a worker for which there may be no files."""
+        files, workers = open_files_limit(), len(self._peers.workers)
+        peers = len(self._peers.by_identity) + len(self._waiting)
+        if workers >= max(int(files * _WORKER_SHARE), 1) or peers >= max(files * _PEER_SHARE, 2):
+            raise ProtocolError(
+                f"the server has {workers} workers and {peers - workers} sessions; with {files} files that it may open "
+                f"it takes {int(files * _WORKER_SHARE)} workers, and {int(files * _PEER_SHARE)} of both. Raise its "
+                f"limit: ulimit -n",
                 "limit",
             )
 

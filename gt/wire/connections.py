@@ -45,6 +45,7 @@ _WAITING_SHARE = 2  # half of the machine's memory may be bytes of peers in Zero
 _FAILED_HANDSHAKES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _LOSSES = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _FAILED_HANDSHAKES
 _NAME_BYTES = 5  # of the names that ZeroMQ gives to connections, which begin with 0
+_FULL = "it may have as many connections as it takes, or as its limit on open files (ulimit -n) allows"
 _OTHER_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
 
 
@@ -116,7 +117,13 @@ class Link:
                     if not self._is_encrypted:
                         hint = "it may require keys: leave out --insecure and GT_INSECURE"
                     raise NoConnection(f"something answers at {self._endpoint}, but refuses the handshake: {hint}")
+                if self._lost and self._has_connected:
+                    raise NoConnection(f"the server at {self._endpoint} has closed the connection at once: {_FULL}")
                 return not self._lost
+        if self._has_connected and not cancelled.is_set():
+            raise NoConnection(
+                f"something listens at {self._endpoint}, but does not shake hands: it is stopped or busy, or {_FULL}"
+            )
         return False
 
     def is_lost(self) -> bool:

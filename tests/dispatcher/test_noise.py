@@ -13,14 +13,27 @@ import psutil
 import pytest
 import zmq
 
-from gt.core.errors import ProtocolError
-from gt.core.messages import AckBytes, ByteRange, CreateTensor, FetchTensor, Instruction, Refused, TensorRead, Welcome
+from gt.core.errors import ProtocolError, ServerLost
+from gt.core.messages import (
+    AckBytes,
+    ByteRange,
+    CreateTensor,
+    FetchTensor,
+    Hello,
+    Instruction,
+    Refused,
+    TensorRead,
+    Welcome,
+    WorkerHostStore,
+)
 from gt.dispatcher import backpressure
 from gt.dispatcher.backpressure import Backpressure
 from gt.dispatcher.pending_connections import PendingConnections
+from gt.version import __version__
 from gt.wire.codec import Decoder, encode
 from gt.wire.connections import Router, open_link
 from gt.wire.file_descriptors import open_files_limit
+from gt.wire.process_identity import this_host
 from gt.wire.server_keys import find_keys
 from gt.wire.socket_channel import SocketChannel
 from gt.wire.stderr_logging import MAX_REPEATS, REPEAT_SECONDS, StderrHandler
@@ -45,8 +58,14 @@ def server():
 @contextlib.contextmanager
 def dealer(port, most=0):
     """A connection of a member that takes at most so many messages by itself."""
+    with zmq.Context() as context, connected(context, port, most) as dealer:
+        yield dealer
+
+
+@contextlib.contextmanager
+def connected(context, port, most=0):
     keys = find_keys(server_keys(), endpoint(port))
-    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+    with context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.RCVHWM, most)
         dealer.setsockopt(zmq.RCVTIMEO, 20_000)
@@ -303,19 +322,66 @@ def test_a_dropped_connection_is_lost_like_any_other(tmp_path):
         wait_until(lambda: name in router.take_lost(), what="the loss of the peer")
 
 
-def test_connections_beyond_a_limit_that_say_nothing_are_closed(fault):
+def one_channel(port, keys=True):
+    return contextlib.closing(SocketChannel(endpoint(port), None, server_keys() if keys else None, 0))
+
+
+@contextlib.contextmanager
+def server_of_256_files(log):
+    with log.open("w") as stderr:
+        main = subprocess.Popen(
+            [sys.executable, "-m", "gt.server", "-p", "0"],
+            cwd=ROOT,
+            stderr=stderr,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 256)),  # noqa: PLW1509
+        )
+    with running(main):
+        port = find_port(main, server_keys())
+        assert resource.prlimit(main.pid, resource.RLIMIT_NOFILE) == (256, 256)
+        yield main, port
+
+
+@pytest.mark.parametrize(("role", "most"), [("client", 32), ("worker", 64)])
+def test_peers_beyond_a_limit_are_refused_with_the_reason_and_disconnected(tmp_path, role, most, fault):
+    """300 of one key, at a server that may open 256 files."""
+    host, address = ("elsewhere", "127.0.0.1") if role == "worker" else (this_host(), "")
+    said = Hello(__version__, role, host, os.getpid(), address=address, wants_workers=0)
+    log = tmp_path / "log"
+    with server_of_256_files(log) as (main, port), zmq.Context() as context:
+        files, answers = psutil.Process(main.pid).num_fds, []
+        with contextlib.ExitStack() as stack:
+            for _ in range(300):
+                peer = stack.enter_context(connected(context, port))
+                peer.send_multipart(encode([said]))
+                answers.append(Decoder(Welcome | Refused | WorkerHostStore).decode(peer.recv_multipart())[0][0])
+            assert sum(isinstance(answer, Welcome) for answer in answers) == most
+            assert all("limit: ulimit -n" in answer.reason for answer in answers if isinstance(answer, Refused))
+            wait_until(lambda: files() < 2 * most + 60, what="the end of refused connections")
+            if role == "client":
+                with pytest.raises(ProtocolError, match="it takes 64, 32 of a key"), one_channel(port) as channel:
+                    channel.greet(0, 20)
+        wait_until(lambda: files() < 60, what="the end of the others")
+        if role == "worker":  # sessions are kept for a while
+            with one_channel(port) as channel:
+                assert channel.greet(0, 20).ident
+        assert main.poll() is None
+    assert "Traceback" not in log.read_text()
+    fault(f"300 {role}s of one key at a server that may open 256 files", f"{most} join, the others are told why")
+
+
+def test_a_server_that_shakes_no_hands_is_said_to_listen():
+    reason = "something listens at .*, but does not shake hands: it is stopped or busy, or it may have as many"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with one_channel(port, keys=False) as channel, pytest.raises(ServerLost, match=reason):
+            channel.greet(0, 7)
+
+
+def test_connections_beyond_a_limit_that_say_nothing_are_closed(fault, tmp_path):
     """5,000 of them, at a server that may open 256 files."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     count = min(5000, most - 500)
-    main = subprocess.Popen(
-        [sys.executable, "-m", "gt.server", "-p", "0"],
-        cwd=ROOT,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 256)),  # noqa: PLW1509
-    )
-    with running(main), contextlib.ExitStack() as stack:
-        port = find_port(main, server_keys())
-        assert resource.prlimit(main.pid, resource.RLIMIT_NOFILE) == (256, 256)
+    with server_of_256_files(tmp_path / "log") as (main, port), contextlib.ExitStack() as stack:
         for _ in range(count):
             stranger = stack.enter_context(socket.socket())
             stranger.setblocking(False)
