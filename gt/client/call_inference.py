@@ -35,6 +35,7 @@ from gt.client.session import Session
 from gt.client.shape_function_overrides import SHAPE_FUNCTIONS
 from gt.client.storage import CONJUGATE, NEGATE, TensorRef, is_lazy, reinterpreted, storage_elements
 from gt.client.torch_patches.avoid_dynamo_import import keep_dynamo_out
+from gt.client.torch_patches.op_interception import unintercepted
 from gt.client.torch_patches.op_registry import has_kernel, schema_of
 from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
 from gt.client.torch_patches.wrapper_tensors import negative_view
@@ -73,6 +74,7 @@ class UncachedCall(NamedTuple):
         return CallTemplate(self.op, self.args, self.kwargs, self.refs, self.request)
 
 
+@unintercepted
 def infer_call(
     session: Session,
     op: OpSchema,

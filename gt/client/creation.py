@@ -292,7 +292,8 @@ def tensor(
         copy = data.detach().to(dtype or data.dtype)
     else:
         copy = torch.tensor(read_tensors_in(data), dtype=dtype)
-    return _laid_out(copy, mesh, placements).requires_grad_(requires_grad)  # type: ignore[return-value]
+    made = _laid_out(copy, mesh, placements)
+    return made.requires_grad_() if requires_grad else made  # type: ignore[return-value]
 
 
 @ends_on_users_line
@@ -332,7 +333,8 @@ def from_numpy(
     >>> gt.from_numpy(np.arange(3)).tolist()
     [0, 1, 2]
     """
-    return _laid_out(torch.from_numpy(array), mesh, placements).requires_grad_(requires_grad)  # type: ignore[return-value]
+    made = _laid_out(torch.from_numpy(array), mesh, placements)
+    return made.requires_grad_() if requires_grad else made  # type: ignore[return-value]
 
 
 asarray = as_tensor

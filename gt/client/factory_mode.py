@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import torch
 
-from gt.client.torch_patches.dispatch_modes import UntracedMode, current_dispatch_modes
+from gt.client.torch_patches.dispatch_modes import UntracedMode, current_dispatch_modes, disable_current_modes
 from gt.client.torch_patches.op_registry import schema_of
 from gt.sharding.placements import Layout, OpRequest
 
 _LIFT = torch.ops.aten.lift_fresh.default
+_FROM_STORAGE = (torch.ops.aten.set_.source_Storage, torch.ops.aten.set_.source_Storage_storage_offset)
+_forks = 0  # that lie between the first process and this one
 
 
 class FactoryMode(UntracedMode):
     """Inside, a factory that would make a plain tensor makes one of `cls`, in a layout if one is given. Functions that
-    take a tensor, or are given another device than the CPU, are unchanged."""
+    take a tensor, or are given another device than the CPU, are unchanged. In a process that is forked inside, such as
+    a worker of a data loader, all are unchanged: a session belongs to one process."""
 
     def __init__(self, cls: type[torch.Tensor], layout: Layout | None = None) -> None:
         super().__init__()
         self._cls: Any = cls
         self._request = OpRequest(layout) if layout is not None else None
+        self._forks = _forks
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process was forked inside the mode."""
+        return self._forks != _forks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _is_lift(func, args) or (not types and _is_factory(func) and _is_host(kwargs.get("device"))):
+        makes_tensor = _is_lift(func, args) or (not types and _is_factory(func) and _is_host(kwargs.get("device")))
+        if func in _FROM_STORAGE and hasattr(args[0], "_ref"):
+            return _set_to_storage(func, args, kwargs)
+        if makes_tensor and not self.is_inherited:
             return self._cls.__torch_dispatch__(func, types, args, kwargs, self._request)
         return func(*args, **kwargs)
+
+
+def _set_to_storage(func: Any, args: Any, kwargs: Any) -> Any:
+    """`torch.load` and data loaders make an empty tensor and set it to memory of this process: on GT, to a copy."""
+    with disable_current_modes():
+        plain = func(torch.empty(0, dtype=args[0].dtype), *args[1:], **kwargs)
+    return torch.ops.aten.set_.source_Tensor(args[0], plain)
 
 
 def _is_lift(func: Any, args: Any) -> bool:
@@ -36,7 +56,7 @@ def _is_lift(func: Any, args: Any) -> bool:
 
 
 def is_factory_mode_on() -> bool:
-    return any(isinstance(mode, FactoryMode) for mode in current_dispatch_modes())
+    return any(isinstance(mode, FactoryMode) and not mode.is_inherited for mode in current_dispatch_modes())
 
 
 @functools.cache
@@ -48,3 +68,11 @@ def _is_factory(func: Any) -> bool:
 
 def _is_host(device: Any) -> bool:
     return device is None or torch.device(device).type == "cpu"
+
+
+def _note_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_note_fork)

@@ -101,6 +101,10 @@ _WRITES_ALL = {
 }  # fmt: skip
 
 
+# Ops that torch's tracer does not record: it records what their kernels call.
+_UNTRACED = {"aten::convolution"}
+
+
 class OpSchema:
     """One aten overload.
 
@@ -110,6 +114,7 @@ class OpSchema:
       float64 need no report if it `differs_only_in_half`, and none in training if it `differs_in_evaluation`
     - `is_special`: a function of special_ops.py or a decomposition runs it
     - `functional`: the op that computes the same without writing, for an op that writes, or ""
+    - `is_untraced`: torch's tracer records another op in place of it, and it is special inside a trace only
     - `leading`: how many of its first arguments are tensors that it only reads
     - `random`: it may take random numbers; `draws` tells whether a call does
     - `mask`: the position of the argument that selects which results are computed, or -1
@@ -129,6 +134,7 @@ class OpSchema:
         "func",
         "functional",
         "is_special",
+        "is_untraced",
         "joins",
         "kinds",
         "kwarg_kinds",
@@ -175,6 +181,7 @@ class OpSchema:
         self.decomposition = _decomposition(func)
         self.split = _explicit_kernel(func) if self.name.startswith("aten._foreach_") else None
         self.joins = self.split is not None and schema.name not in _SPLIT_LISTS
+        self.is_untraced = schema.name in _UNTRACED
         self.is_special = special or self.reshapes or self.decomposition is not None or self.split is not None
 
     def draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -30,6 +30,7 @@ from gt.client.scope_resolver import ScopeResolver
 from gt.client.scope_stack import in_use
 from gt.client.segment_matcher import SegmentMatcher
 from gt.client.storage import ROOT, Storage, TensorRef
+from gt.client.torch_patches.op_interception import unintercepted
 from gt.client.traffic_recordings import TrafficRecordings
 from gt.client.upload_cache import MAX_BYTES, UploadCache
 from gt.core.errors import GTError, LimitError, OpError, SessionError
@@ -215,6 +216,7 @@ class Session:
 
     # Uploads
 
+    @unintercepted
     def upload(self, tensor: torch.Tensor, layout: ShardingSpec | None = None, *, is_operand: bool = False) -> Storage:
         """A snapshot of a plain tensor's bytes as a new tensor: in a layout, or in that of the scope, or else on one
         worker. It has the strides of the tensor's `clone()`, as if torch had copied it to another device. An operand

@@ -10,6 +10,7 @@ from gt.client.interrupts import CriticalSection
 from gt.client.part_assembly import assemble
 from gt.client.session import Session
 from gt.client.storage import Storage, TensorRef
+from gt.client.torch_patches.op_interception import unintercepted
 from gt.core.messages import (
     CURRENT,
     ByteRange,
@@ -48,6 +49,7 @@ def fetch(ref: TensorRef, version: int = CURRENT) -> torch.Tensor:
     return value
 
 
+@unintercepted
 def _fetch(ref: TensorRef, version: int) -> torch.Tensor:
     session = ref.session
     session.require_open()

@@ -18,6 +18,7 @@ from gt.client.resizing import allocate, resize_handle
 from gt.client.session_reads import fetch
 from gt.client.storage import Storage, StorageView, TensorRef, restrided, storage_elements, strided_view, view_of
 from gt.client.torch_patches.kernel_overrides import override_kernel, run_original
+from gt.client.torch_patches.op_interception import traced_inside
 from gt.client.torch_patches.op_registry import OpOverload, schema_of
 from gt.client.torch_patches.pytree import tree_leaves, tree_map_only
 from gt.core.meta import contiguous_strides, is_dense
@@ -267,6 +268,18 @@ override_kernel("_pad_packed_sequence", _pad)
 override_kernel("_pack_padded_sequence_backward", _pack_gradient)
 
 
+def _traced_convolution(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A convolution inside a trace, which records the op that torch's kernel calls."""
+    cudnn = torch.backends.cudnn
+    with traced_inside():
+        return torch._convolution(*args, cudnn.benchmark, cudnn.deterministic, cudnn.enabled, cudnn.allow_tf32)
+
+
+def _convolution(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`_convolution`: a convolution with the settings of one device."""
+    return cls.__torch_dispatch__(torch.ops.aten.convolution.default, (), args[:9], kwargs)  # type: ignore[attr-defined]
+
+
 def _zeros_like_primal(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Zeros in a new storage with the strides that `other` has in its storage, once for each element of the batch dims
     of `self`. Forward-mode AD copies a tangent there, so that views of its primal are views of the tangent."""
@@ -329,6 +342,8 @@ SPECIAL: dict[str, Special] = {
     "aten.lift.default": _same,
     "aten._local_scalar_dense.default": _item,
     "aten._unsafe_view.default": _view,
+    "aten.convolution.default": _traced_convolution,
+    "aten._convolution.default": _convolution,
     "aten.as_strided.default": _as_strided,
     "aten.as_strided_.default": _as_strided_in_place,
     "aten.resize_.default": _resize,

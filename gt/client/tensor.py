@@ -39,6 +39,7 @@ from gt.client.torch_patches.avoid_dtensor_import import keep_dtensor_out
 from gt.client.torch_patches.avoid_dynamo_import import hide_from_dynamo
 from gt.client.torch_patches.data_property import patch_data_property
 from gt.client.torch_patches.nn_modules import patch_module_cpu
+from gt.client.torch_patches.op_interception import is_transformed
 from gt.client.torch_patches.op_registry import OpOverload
 from gt.client.torch_patches.optimizer_defaults import patch_optimizer_defaults
 from gt.client.torch_patches.pytree import tree_map, tree_map_only
@@ -46,7 +47,7 @@ from gt.client.torch_patches.wrapper_tensors import no_torch_function, swap_tens
 from gt.client.tracebacks import ends_on_users_line
 from gt.client.unsupported import refuse_other_processes, require_strided, require_values
 from gt.client.value_reads import ValueReads
-from gt.core.errors import GTError
+from gt.core.errors import GTError, LayoutError
 from gt.core.html_tables import html_text
 from gt.core.meta import is_dense
 from gt.sharding.placements import OpRequest, Placements, Replicate, require_mesh, spec_from
@@ -116,7 +117,7 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
         >>> type(gt.ones(2).cpu())
         <class 'torch.Tensor'>
         """
-        copy = _DownloadFunction.apply(self)
+        copy = _DownloadFunction.apply(self, None)
         return copy if self.user_type is torch.Tensor else copy.as_subclass(self.user_type)  # type: ignore[no-any-return]
 
     @ends_on_users_line
@@ -341,40 +342,72 @@ def of_class(cls: type[torch.Tensor], tensor: Tensor) -> Any:
     return tensor if kind in (Tensor, Handle) else as_object(wrap(Tensor, tensor._ref), tensor, kind)
 
 
-class _DownloadFunction(torch.autograd.Function):
-    """`cpu()` for autograd: the gradient is uploaded."""
+class _Transfer(torch.autograd.Function):
+    """A tensor moved to another place or layout, for autograd, forward-mode AD and the transforms of `torch.func`: its
+    gradient goes the other way, and its tangent the same."""
+
+    generate_vmap_rule = False
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> torch.Tensor:
-        return tensor._fetch()
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.layout = inputs[1]
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], tensor: torch.Tensor, layout: ShardingSpec | None) -> Any:
+        if layout is not None:
+            raise LayoutError(
+                "inside torch.vmap a tensor is one of a batch, and has no layout of its own: lay out the batch before"
+            )
+        return cls.apply(tensor, None), in_dims[0]
+
+
+class _DownloadFunction(_Transfer):
+    """`cpu()`."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return to_gt(gradient)
-
-
-class _UploadFunction(torch.autograd.Function):
-    """`gt.to(tensor)` for autograd: the gradient is downloaded."""
+    def forward(tensor: torch.Tensor, layout: None) -> torch.Tensor:
+        return to_host(tensor)
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, layout: ShardingSpec | None) -> Tensor:
-        return _uploaded(tensor, layout)
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return to_gt(gradient), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _: None) -> torch.Tensor:
+        return tangent.cpu()
+
+
+class _UploadFunction(_Transfer):
+    """`gt.to(tensor)`."""
+
+    @staticmethod
+    def forward(tensor: torch.Tensor, layout: ShardingSpec | None) -> torch.Tensor:
+        """Transforms hide that a tensor is on GT until here."""
+        return tensor.view_as(tensor) if isinstance(tensor, Tensor) else _uploaded(tensor, layout)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient.cpu(), None
 
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _: None) -> torch.Tensor:
+        return to_gt(tangent, ctx.layout)
 
-class _RedistributeFunction(torch.autograd.Function):
-    """`redistribute()` for autograd: the gradient keeps its layout."""
+
+class _RedistributeFunction(_Transfer):
+    """`redistribute()`: the gradient keeps its layout."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, spec: ShardingSpec) -> Tensor:
-        return wrap(Handle, tensor._ref.session.redistribute(tensor._ref, spec))  # type: ignore[return-value]
+    def forward(tensor: Tensor, layout: ShardingSpec) -> Tensor:
+        return wrap(Handle, tensor._ref.session.redistribute(tensor._ref, layout))  # type: ignore[return-value]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _: None) -> torch.Tensor:
+        return to_gt(tangent, ctx.layout)
 
 
 def _uploaded(tensor: torch.Tensor, layout: ShardingSpec | None = None) -> Tensor:
@@ -397,7 +430,7 @@ def to_gt(tensor: torch.Tensor, layout: ShardingSpec | None = None) -> Tensor:
     require_strided(tensor)
     require_values(tensor)
     plain = tensor.as_subclass(torch.Tensor) if has_memory(type(tensor)) else tensor
-    has_graph = plain.requires_grad and torch.is_grad_enabled()
+    has_graph = (plain.requires_grad and torch.is_grad_enabled()) or is_transformed()
     moved: Tensor = _UploadFunction.apply(plain, layout) if has_graph else _uploaded(plain, layout)
     if type(tensor) not in _PLAIN_TYPES and has_memory(type(tensor)):
         moved = of_class(type(tensor), moved)
@@ -486,4 +519,5 @@ patch_data_property(Tensor)
 patch_module_cpu(Tensor)
 patch_optimizer_defaults((Tensor, Handle))
 refuse_other_processes(Tensor)
+refuse_other_processes(Handle)
 torch.serialization.add_safe_globals([restore, restore_part, restore_subclass])

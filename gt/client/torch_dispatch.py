@@ -21,6 +21,7 @@ from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.session import Session
 from gt.client.special_ops import SPECIAL, reshape_in_place, run_on_host
 from gt.client.storage import TensorRef
+from gt.client.torch_patches.op_interception import is_tracing
 from gt.client.torch_patches.op_registry import OpOverload
 from gt.client.torch_patches.profiler_ranges import follow_profilers, profiler_range
 from gt.client.torch_patches.pytree import tree_leaves
@@ -63,7 +64,7 @@ def dispatch(  # noqa: PLR0912  (hot path)
         if op.is_special:
             if op.split:
                 return _run_on_lists(cls, session, op, args, kwargs, request)
-            if request is None or not request.is_undivided:
+            if is_tracing() if op.is_untraced else request is None or not request.is_undivided:
                 return _run_special(cls, op, args, kwargs or {})
         if not kwargs and len(args) <= op.leading and request is None:
             cache_key: tuple[Any, ...]

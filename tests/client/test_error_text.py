@@ -254,6 +254,35 @@ def test_the_workers_of_a_data_loader_over_gt_tensors_are_told():
     assert out == "4\n", err
 
 
+PLAIN_DATA_LOADER = """
+import io, numpy, torch, gt
+from torch.utils.data import DataLoader, Dataset
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.from_numpy(numpy.full(2, index)), torch.tensor(index), torch.zeros(1)
+
+with gt.device():
+    for batch in DataLoader(Numbers(), batch_size=2, num_workers=2):
+        print(*[(type(tensor) is type(gt.ones(1)), tensor.tolist()) for tensor in batch])
+    file = io.BytesIO()
+    torch.save(torch.arange(6).view(2, 3).t(), file)
+    file.seek(0)
+    print(torch.load(file).tolist(), isinstance(torch.zeros(1), gt.Tensor))
+"""
+
+
+def test_the_workers_of_a_data_loader_make_plain_tensors_where_the_program_makes_gt_tensors():
+    _, out, err = finish(start("-c", PLAIN_DATA_LOADER))
+    batches = [
+        f"(True, [[{n}, {n}], [{n + 1}, {n + 1}]]) (True, [{n}, {n + 1}]) (True, [[0.0], [0.0]])" for n in (0, 2)
+    ]
+    assert out.splitlines() == [*batches, "[[0, 3], [1, 4], [2, 5]] True"], err
+
+
 @pytest.mark.parametrize("mode", [{}, {"workers": 2}], ids=["embedded", "processes"])
 def test_an_unread_failure_is_printed_at_exit(mode):
     code = "import torch, gt; gt.init(**{}); y = torch.nn.functional.embedding(gt.tensor([7]), gt.ones(3, 2))"

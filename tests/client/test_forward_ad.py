@@ -84,6 +84,40 @@ def test_transforms_equal_torchs(anywhere, transform):
     torch.testing.assert_close(found.cpu(), expected)
 
 
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_plain_tensors_are_moved_inside_transforms(anywhere, transform):
+    """An argument, a constant and new tensors."""
+
+    def function(move, make):
+        return lambda x: (move(x) * move(T.t().reshape(-1)[: x.numel()].view(x.shape)) + make([2.0])).sin().reshape(-1)
+
+    expected = TRANSFORMS[transform](function(lambda x: x, torch.tensor), X, T)
+    for move in (lambda x: x, gt.to):
+        found = TRANSFORMS[transform](function(gt.to, gt.tensor), move(X), move(T))
+        torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_values_of_gt_are_read_inside_transforms(anywhere):
+    w = gt.to(T)
+    found = torch.func.grad(lambda x: (x * w.cpu() * w.sum().item()).sum())(gt.to(X))
+    torch.testing.assert_close(found.cpu(), T * T.sum())
+
+
+def test_layouts_are_given_inside_transforms(anywhere):
+    mesh = gt.mesh(len(gt.workers()))
+    whole = gt.replicate(T, mesh)
+    for laid_out in (lambda: gt.shard(T, mesh, 1), lambda: whole.redistribute(mesh, [gt.Shard(1)])):
+        found = torch.func.grad(lambda x: (x * laid_out()).sum())(gt.to(X))
+        torch.testing.assert_close(found.cpu(), T)
+    with pytest.raises(gt.LayoutError, match="lay out the batch before"):
+        torch.func.vmap(lambda x: gt.shard(x, mesh))(X)
+
+
+def test_tangents_go_with_the_tensors_that_are_moved(anywhere):
+    torch.testing.assert_close(tangent_of(lambda dual: gt.to(dual) * 2, X, T).cpu(), T * 2)
+    torch.testing.assert_close(tangent_of(lambda dual: dual.cpu() * 2, gt.to(X), gt.to(T)), T * 2)
+
+
 def test_derivatives_of_a_module_in_forward_mode(anywhere):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv1d(2, 4, 2), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(8, 3))

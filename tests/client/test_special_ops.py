@@ -111,3 +111,38 @@ def test_an_op_that_writes_to_gt_and_plain_tensors_runs_on_gt(embedded):
         assert found.item() == expected.item() == flag
         for mine, theirs in zip(ours, plain, strict=True):
             torch.testing.assert_close(mine.cpu(), theirs, equal_nan=True)
+
+
+@pytest.fixture(
+    params=[{}, {"workers": 3, "mode": "virtual"}, {"workers": 2}], ids=["embedded", "virtual", "processes"]
+)
+def everywhere(request):
+    gt.init(**request.param)
+    yield
+    gt.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns that torch.jit is old
+def test_a_trace_of_convolutions_is_torchs(everywhere):
+    """The trace begins the session's work: definitions, moves and reads happen inside of it."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(2, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.ConvTranspose2d(4, 2, 2)]
+    model, x = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(98, 2)).eval(), torch.randn(3, 2, 8, 8)
+    theirs, expected = torch.jit.trace(model, x), model(x).detach()
+    batch, moved = gt.shard(x, gt.mesh(len(gt.workers()))), gt.to(model)
+    ours = torch.jit.trace(moved, batch)
+
+    def kinds(trace):
+        return [node.kind() for node in trace.inlined_graph.nodes() if node.kind().startswith("aten")]
+
+    assert kinds(ours) == kinds(theirs)
+    for found in (ours(batch), moved(batch)):
+        torch.testing.assert_close(found.detach().cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_op_of_which_a_trace_consists_is_a_convolution(embedded):
+    x, w = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3)
+    settings = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1, False, False, True, True)
+    torch.testing.assert_close(
+        torch._convolution(gt.to(x), gt.to(w), None, *settings).cpu(), torch._convolution(x, w, None, *settings)
+    )

@@ -123,6 +123,9 @@ class Isolation(AbstractContextManager[None]):
     every batch and a generator would take twice as long."""
 
     def __enter__(self) -> None:
+        self._trace = torch._C._get_tracing_state()
+        if self._trace is not None:  # inside a trace even the sizes of tensors are tensors
+            torch._C._set_tracing_state(None)
         # One after the other, and inference mode last: some guards act when they are made, and inference mode changes
         # the dispatch keys that the first guard has set.
         self._keys = torch._C._ForceDispatchKeyGuard(_CLEAN_INCLUDE, _CLEAN_EXCLUDE)
@@ -135,3 +138,5 @@ class Isolation(AbstractContextManager[None]):
     def __exit__(self, *error: object) -> None:
         for guard in (self._inference, self._functions, self._keys):
             guard.__exit__(None, None, None)
+        if self._trace is not None:
+            torch._C._set_tracing_state(self._trace)

@@ -7,7 +7,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gt.client.operators import BINARY, IN_PLACE, REFLECTED, UNARY
-from gt.client.torch_patches.op_interception import is_intercepted
+from gt.client.torch_patches.op_interception import is_intercepted, unintercepted
 
 
 def test_nothing_intercepts_by_default():
@@ -53,6 +53,26 @@ def seen_inside(run):
 def test_transforms_and_traces_are_noticed(run):
     assert set(seen_inside(run)) == {True}, "ops on captured GT tensors would not be transformed"
     assert not is_intercepted()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+def test_sizes_are_numbers_where_nothing_intercepts():
+    found = []
+
+    @unintercepted
+    def own_work(x):
+        found.append((type(x.shape[0]), torch.frombuffer(bytearray(8), dtype=torch.float32).tolist()))
+
+    def function(x):
+        own_work(x)
+        return x * x
+
+    torch.jit.trace(function, torch.ones(2), check_trace=False)
+    torch.func.grad(lambda x: function(x).sum())(torch.ones(2))
+    with torch.device("meta"):
+        function(torch.ones(2))
+    assert found == [(int, [0.0, 0.0])] * 3, "GT's own work would be traced and transformed"
 
 
 class Overloads(TorchDispatchMode):

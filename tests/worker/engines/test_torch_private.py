@@ -90,6 +90,18 @@ def test_nothing_of_the_surrounding_program_is_seen_inside(surrounding):
     assert not getattr(context, "seen", []), ISOLATION
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+def test_a_trace_of_the_program_sees_nothing_inside():
+    def function(x):
+        with private.Isolation():
+            assert type((torch.ones(2) * 3).shape[0]) is int, ISOLATION
+        return x + 1
+
+    nodes = [node.kind() for node in torch.jit.trace(function, torch.ones(2), check_trace=False).graph.nodes()]
+    assert "aten::mul" not in nodes and "aten::add" in nodes, ISOLATION
+
+
 def test_the_state_of_the_program_is_restored():
     with torch.autocast("cpu", torch.bfloat16):
         with private.Isolation():
