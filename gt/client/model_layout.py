@@ -4,12 +4,13 @@ their names."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gt.client import active_session, scope_stack
 from gt.client.activation_layouts import ActivationLayout, InputHook, OutputHook
@@ -19,7 +20,7 @@ from gt.client.named_layouts import NamedLayouts
 from gt.client.parameter_layouts import follow_parameters
 from gt.client.storage import Storage, StorageView, TensorRef
 from gt.client.tensor import Tensor
-from gt.client.torch_patches.nn_modules import own_buffers, own_parameters, remove_forward_hooks
+from gt.client.torch_patches.nn_modules import has_forward_hooks, own_buffers, own_parameters, remove_forward_hooks
 from gt.core.errors import SignalError, nearest
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.config import ModelConfig, ModuleEntry, OutputEntry, ParameterEntry, at
@@ -27,6 +28,8 @@ from gt.signals.registry import registry
 
 log = logging.getLogger("gt.signals")
 _gather_hooks: WeakKeyDictionary[torch.nn.Module, GatherHook] = WeakKeyDictionary()
+_models: WeakSet[torch.nn.Module] = WeakSet()  # to which the configuration was applied
+_laid_out: Any = WeakTensorKeyDictionary()  # parameters and buffers of these, by identity
 
 
 def apply_model_config(module: torch.nn.Module, placed: Iterable[torch.Tensor] = ()) -> None:
@@ -40,7 +43,24 @@ def apply_model_config(module: torch.nn.Module, placed: Iterable[torch.Tensor] =
     layouts = NamedLayouts.current()
     if layouts is not None:
         _lay_out(module, layouts, {id(tensor) for tensor in placed})
+        _models.add(module)
     apply_hooks(module)
+
+
+def apply_to_part(part: torch.nn.Module, name: str, around: Sequence[torch.nn.Module]) -> None:
+    """Lay out and hook a module that was registered in a model later, such as an adapter or a new head. `name` is its
+    name in the model, `around` are the modules around it, the model last."""
+    layouts = NamedLayouts.current()
+    if layouts is None or not is_model(around[-1]):
+        return
+    _lay_out(
+        part, layouts, {id(tensor) for tensor in (*part.parameters(), *part.buffers()) if tensor in _laid_out}, name
+    )
+    new = {path: inside for path, inside in part.named_modules(prefix=name) if not has_forward_hooks(inside, _HOOKS)}
+    _hook_parts(new, layouts.config, layouts)
+    added = [_gather_hooks[inside] for inside in new.values() if inside in _gather_hooks]
+    for outer in around if added else ():
+        _gather_hook_of(outer).inner |= frozenset(added)
 
 
 def check_layouts(module: torch.nn.Module, config: ModelConfig, mesh: DeviceMesh) -> None:
@@ -59,10 +79,19 @@ def apply_hooks(module: torch.nn.Module) -> None:
     if config is None:
         return
     layouts = NamedLayouts.current()
+    if layouts is not None and layouts.mesh is not None and config.inputs is not None:
+        hook = InputHook(ActivationLayout(config.inputs, layouts.mesh))
+        module.register_forward_pre_hook(hook, with_kwargs=True)
+    _hook_parts(dict(module.named_modules()), config, layouts)
+
+
+def _hook_parts(parts: Mapping[str, torch.nn.Module], config: ModelConfig, layouts: NamedLayouts | None) -> None:
+    """Hook modules, given by their names. Hooks of gathers come before those that leave scopes, since scopes say
+    whether copies are dropped."""
     if layouts is not None:
-        _hook_gathers(module, layouts)
-        _hook_activations(module, layouts)
-    _hook_scopes(module, config)
+        _hook_places({part: list(_cut_places(layouts, name, part)) for name, part in parts.items()})
+        _hook_outputs(parts, layouts)
+    _hook_scopes(parts, config)
 
 
 # Parameters
@@ -81,10 +110,12 @@ def layouts_of_plain(module: torch.nn.Module) -> dict[int, ShardingSpec]:
     return {ident: spec for ident, spec in specs.items() if spec is not None}
 
 
-def _lay_out(module: torch.nn.Module, layouts: NamedLayouts, placed: set[int]) -> None:
+def _lay_out(module: torch.nn.Module, layouts: NamedLayouts, placed: set[int], prefix: str = "") -> None:
+    """Give the tensors of a module, whose name in the model is `prefix`, their layouts; not those that are `placed`."""
     laid_out: dict[int, tuple[Storage, Storage]] = {}
-    for names, tensors in sorted(_tensors(module), key=lambda named: named[1][0]._ref.path is not None):
+    for names, tensors in sorted(_tensors(module, prefix), key=lambda named: named[1][0]._ref.path is not None):
         ref = tensors[0]._ref
+        _laid_out.update(dict.fromkeys(tensors))
         spec = layouts.spec(names, tensors[0])
         if spec is None or any(id(tensor) in placed for tensor in tensors):
             continue
@@ -101,6 +132,19 @@ def _lay_out(module: torch.nn.Module, layouts: NamedLayouts, placed: set[int]) -
         follow_parameters(tensors)
 
 
+def is_model(module: torch.nn.Module) -> bool:
+    """Whether the configuration was applied to a module, so that what is registered in it later is laid out too."""
+    return module in _models
+
+
+def lay_out_by_name(tensor: Tensor, name: str) -> None:
+    """Lay out a tensor on GT that was registered in a model, by its name there, unless a model has it already."""
+    spec = None if is_lazy(tensor) or tensor in _laid_out else layout_by_name(tensor, name)
+    if spec is not None and tensor._ref is tensor._ref.storage:
+        tensor._ref.session.place(tensor._ref.storage, spec)
+        _laid_out[tensor] = None
+
+
 def layout_by_name(tensor: torch.Tensor, name: str) -> ShardingSpec | None:
     """The layout of one parameter or buffer, by its name in the whole model; None if the configuration has none."""
     layouts = NamedLayouts.current()
@@ -111,14 +155,16 @@ def hook_by_name(name: str, owner: torch.nn.Module, place: ParameterPlace) -> No
     """Hook the module that owns a parameter, given by its name in the whole model, if the configuration cuts it."""
     layouts = NamedLayouts.current()
     if layouts is not None and layouts.is_cut(name):
-        _gather_hook_of(owner).places.append(place)
+        places = _gather_hook_of(owner).places
+        if not any(each.table is place.table and each.name == place.name for each in places):
+            places.append(place)
 
 
-def _tensors(module: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]]:
+def _tensors(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[list[str], list[Tensor]]]:
     """The names and handles of each distinct parameter and buffer, several if they share data. Those of lazy modules
     that have no shape yet are left out."""
     named: dict[int, tuple[list[str], dict[int, Tensor]]] = {}
-    for name, tensor in _named_tensors(module):
+    for name, tensor in _named_tensors(module, prefix):
         if not is_lazy(tensor):
             names, tensors = named.setdefault(id(tensor._ref), ([], {}))
             names.append(name)
@@ -127,9 +173,9 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]
         yield names, list(tensors.values())
 
 
-def _named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    yield from module.named_parameters(remove_duplicate=False)
-    yield from module.named_buffers(remove_duplicate=False)
+def _named_tensors(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    yield from module.named_parameters(prefix, remove_duplicate=False)
+    yield from module.named_buffers(prefix, remove_duplicate=False)
 
 
 # Modules
@@ -152,9 +198,12 @@ class _ScopeHook:
         scope_stack.leave(self)
 
 
-def _hook_scopes(module: torch.nn.Module, config: ModelConfig) -> None:
+_HOOKS = (_ScopeHook, GatherHook, InputHook, OutputHook)
+
+
+def _hook_scopes(parts: Mapping[str, torch.nn.Module], config: ModelConfig) -> None:
     """Make the parts that the section names run in their scopes."""
-    for name, part in module.named_modules():
+    for name, part in parts.items():
         entry = config.scope_for(name)
         if entry is None:
             continue
@@ -168,25 +217,13 @@ def _hook_scopes(module: torch.nn.Module, config: ModelConfig) -> None:
         part.register_forward_hook(scope.leave, always_call=True)
 
 
-def _hook_activations(module: torch.nn.Module, layouts: NamedLayouts) -> None:
-    """Hook the model whose inputs the section lays out, and the parts whose results it lays out."""
-    config, mesh = layouts.config, layouts.mesh
-    if mesh is None:
-        return
-    if config.inputs is not None:
-        hook = InputHook(ActivationLayout(config.inputs, mesh))
-        module.register_forward_pre_hook(hook, with_kwargs=True)
-    for name, part in module.named_modules():
-        entry = config.output_for(name)
-        if entry is not None:
-            layout = ActivationLayout(entry.dims, mesh)
+def _hook_outputs(parts: Mapping[str, torch.nn.Module], layouts: NamedLayouts) -> None:
+    """Hook the parts whose results the section lays out."""
+    for name, part in parts.items():
+        entry = layouts.config.output_for(name)
+        if entry is not None and layouts.mesh is not None:
+            layout = ActivationLayout(entry.dims, layouts.mesh)
             part.register_forward_hook(OutputHook(layout))
-
-
-def _hook_gathers(module: torch.nn.Module, layouts: NamedLayouts) -> None:
-    """Hook the parts whose parameters the configuration cuts, and the modules around them. These hooks come before
-    those that leave scopes, since scopes say whether copies are dropped."""
-    _hook_places({part: list(_cut_places(layouts, name, part)) for name, part in module.named_modules()})
 
 
 def hook_all_gathers(module: torch.nn.Module) -> None:
@@ -199,7 +236,8 @@ def _hook_places(places: dict[torch.nn.Module, list[ParameterPlace]]) -> None:
     """Hook the parts whose parameters are at these places, and the modules around them."""
     hooks = {part: GatherHook(own) for part, own in places.items()}
     for part, hook in hooks.items():
-        hook.inner = frozenset(hooks[inside] for inside in part.modules() if inside is not part)
+        found = [hooks.get(inside) or _gather_hooks.get(inside) for inside in part.modules() if inside is not part]
+        hook.inner = frozenset(inside for inside in found if inside is not None)
         if hook.places or any(inside.places for inside in hook.inner):
             _add_gather_hook(part, hook)
 
@@ -228,7 +266,7 @@ def _cut_places(layouts: NamedLayouts, name: str, part: torch.nn.Module) -> Iter
 def unhook(module: torch.nn.Module) -> None:
     for part in module.modules():
         _gather_hooks.pop(part, None)
-        remove_forward_hooks(part, (_ScopeHook, GatherHook, InputHook, OutputHook))
+        remove_forward_hooks(part, _HOOKS)
 
 
 def _warn_of_unmatched(module: torch.nn.Module, config: ModelConfig) -> None:

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gt.client.factory_mode import is_factory_mode_on
 from gt.client.gather_hooks import ParameterPlace
-from gt.client.model_layout import hook_by_name, layout_by_name
+from gt.client.model_layout import apply_to_part, hook_by_name, is_model, lay_out_by_name, layout_by_name
 from gt.client.module_moving import move_module, move_tensor
 from gt.client.named_layouts import NamedLayouts
 from gt.client.parameter_layouts import lay_beside, layout_beside
@@ -40,7 +40,9 @@ _moved: Any = WeakTensorKeyDictionary()  # plain tensor, by identity, to a weak 
 def keep_on_gt(module: torch.nn.Module) -> None:
     """Move to GT, from now on, every tensor and module that is registered in a module and its children."""
     watch_modules()
-    _modules_on_gt.update(module.modules())
+    for part in module.modules():
+        _modules_on_gt.add(part)
+        _parents.update({child: ref(part) for child in part.children()})
 
 
 @functools.cache
@@ -55,16 +57,33 @@ def _on_tensor(table_of: Callable[[torch.nn.Module], dict[str, Any]]) -> Callabl
         table = table_of(module)
         replaced = table.get(name)
         if isinstance(value, Tensor):
-            if replaced is not None and value is not replaced and _is_on_gt(module):
-                _follow_plan(value, replaced)
+            if value is not replaced and _is_on_gt(module):
+                _lay_out(value, replaced, module, name)
             return None
         if not _is_plain(value) or not _is_on_gt(module):
             return None
-        if replaced is not None and replaced.device.type == "meta":
+        if _is_like(replaced, value):
+            return _moved_once(value, layout_beside(replaced, value.shape))
+        if _is_in_model(module) or (replaced is not None and replaced.device.type == "meta"):
             return _moved_by_name(value, module, ParameterPlace(table, name))
-        return _moved_once(value, layout_beside(replaced, value.shape) if _is_like(replaced, value) else None)
+        return _moved_once(value, None)
 
     return moved
+
+
+def _is_in_model(module: torch.nn.Module) -> bool:
+    """Whether a plan was applied to the model that a module is in."""
+    *_, model = (module, *_modules_above(module))
+    return is_model(model)
+
+
+def _lay_out(value: Tensor, replaced: Any, module: torch.nn.Module, name: str) -> None:
+    """Lay out a tensor on GT as the one that it replaces, or a new parameter by its name. Other buffers may be results,
+    as caches are."""
+    if _is_like(replaced, value):
+        _follow_plan(value, replaced)
+    elif value._is_param and _is_in_model(module):
+        lay_out_by_name(value, _full_name(module, name))
 
 
 def _is_like(replaced: Any, value: torch.Tensor) -> TypeGuard[Tensor]:
@@ -120,6 +139,7 @@ def _on_module(module: torch.nn.Module, name: str, part: Any) -> None:
     if not any(value.device.type == "meta" for value in [*part.parameters(), *part.buffers()]):
         move_module(part)
     keep_on_gt(part)
+    apply_to_part(part, _full_name(module, name), [module, *_modules_above(module)])
 
 
 def _is_wrapper(module: torch.nn.Module) -> bool:
@@ -146,11 +166,17 @@ def _moved_once(value: torch.Tensor, layout: ShardingSpec | None) -> Tensor:
 
 
 def _full_name(module: torch.nn.Module, name: str) -> str:
-    """The name of a tensor in the model, as far as the model is built."""
+    """The name of a tensor or module in the model, as far as the model is built."""
     return ".".join([*reversed([*_names_above(module)]), name])
 
 
 def _names_above(module: torch.nn.Module) -> Iterator[str]:
-    while module in _parents and (parent := _parents[module]()) is not None:
+    for parent in _modules_above(module):
         yield next((name for name, part in child_modules(parent).items() if part is module), "")
+        module = parent
+
+
+def _modules_above(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    while module in _parents and (parent := _parents[module]()) is not None:
+        yield parent
         module = parent

@@ -6,6 +6,7 @@ Methods that would access memory in torch read the value first, or raise.
 
 from __future__ import annotations
 
+import contextlib
 import copy as copying
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -287,13 +288,27 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         with torch.no_grad():
-            rebind(self, to_gt(value.detach(), self._layout_for(value))._ref)
+            rebind(self, self._as_data(value.detach())._ref)
 
-    def _layout_for(self, value: torch.Tensor) -> ShardingSpec | None:
-        """The layout for plain data of a parameter: that of the data that it has."""
-        if isinstance(value, Tensor) or self._ref.session.alone or not self._is_param or value.shape != self.shape:
-            return None
-        return read_layout(self._ref)
+    def _as_data(self, value: torch.Tensor) -> Tensor:
+        """A value for `data`. A plain one, or one of another shape, as of resized embeddings, lies as the parameter."""
+        shape = self._ref.geometry.shape  # lazy parameters have no other
+        is_alike = isinstance(value, Tensor) and value.shape == shape
+        layout = self._layout_if_known() if self._is_param and value.dim() == len(shape) and not is_alike else None
+        if layout is None or not isinstance(value, Tensor):
+            return to_gt(value, layout)
+        if value._ref is value._ref.storage:
+            value._ref.session.place(value._ref.storage, layout)
+        return value
+
+    def _layout_if_known(self) -> ShardingSpec | None:
+        """The dims that are cut, for a tensor that may have other sizes. None on one worker, or if the tensor is
+        lost."""
+        with contextlib.suppress(GTError):
+            spec = None if self._ref.session.alone else read_layout(self._ref)
+            if spec is not None and spec.mesh.size > 1:
+                return ShardingSpec(spec.mesh, spec.dims)
+        return None
 
     # Functions of Python for every element
 

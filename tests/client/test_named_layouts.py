@@ -139,3 +139,98 @@ def test_a_gradient_scaler_moves_no_gradient(tmp_path):
         assert sum(event.bytes for event in c.events if event.kind == "all-reduce") == 6 * nbytes
         assert sum(event.bytes for event in c.events if event.kind != "all-reduce") <= 64
         optimizer.zero_grad()
+
+
+def adapter(width):
+    return nn.Sequential(nn.Linear(width, 4, bias=False), nn.Linear(4, width))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_module_that_is_registered_later_gets_the_layout_of_the_plan(tmp_path, plan):
+    """As if it had been there when the model was moved."""
+    load(tmp_path, PLANS[plan] if plan != "tensor" else 'model: {mesh: {tp: 4}, "*.weight": [tp]}')
+    early, late = mlp(), gt.to(mlp())
+    parts = {"3": nn.Linear(WIDTH, 8), "4": adapter(8)}
+    for name, part in parts.items():
+        early.add_module(name, copy.deepcopy(part))
+        late.add_module(name, part)
+    gt.to(early)
+    assert layouts(late) == layouts(early)
+    x = torch.randn(8, WIDTH)
+    for model in (early, late):
+        with gt.debug.memory() as m:
+            model(x).square().mean().backward()
+        if plan == "fully sharded":
+            assert {memory.live.copies for memory in m.workers.values()} == {0}
+    for mine, theirs in zip(late[3:].parameters(), early[3:].parameters(), strict=True):
+        assert (mine.grad.shape, str(mine.grad.spec)) == (theirs.grad.shape, str(theirs.grad.spec))
+
+
+class Tuned(nn.Module):
+    """A layer with an adapter, which takes its place in a model, as those of peft."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(WIDTH, 4, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.down(x).sum(-1, keepdim=True)
+
+
+def test_a_layer_that_is_wrapped_keeps_its_layout(tmp_path):
+    load(tmp_path, TENSOR_PARALLEL)
+    model = gt.to(mlp())
+    model[0] = Tuned(model[0])
+    assert [str(p.spec) for p in model[0].parameters()] == ["tp, -", "tp", "-, -"]
+    assert model[0].down.weight.spec.mesh.size == 4
+
+
+def test_a_tied_parameter_of_a_new_head_keeps_its_layout(tmp_path):
+    load(tmp_path, 'model: {mesh: {tp: 4}, "0.weight": [tp]}')
+    model = gt.to(nn.Sequential(nn.Embedding(64, 8)))
+    head = nn.Linear(8, 64, bias=False)
+    head.weight = model[0].weight
+    model.append(head)
+    assert model[1].weight is model[0].weight and str(model[1].weight.spec) == "tp, -"
+
+
+def test_modules_of_models_without_a_plan_are_left_where_they_are(tmp_path):
+    model = gt.to(mlp())
+    load(tmp_path, TENSOR_PARALLEL)
+    model.append(nn.Linear(WIDTH, 8))
+    assert model[3].weight.spec.mesh.size == 1
+
+
+@pytest.mark.parametrize("make", [torch.ones, gt.ones], ids=["plain", "gt"])
+def test_a_resized_parameter_is_cut_as_before(tmp_path, make):
+    load(tmp_path, FULLY_SHARDED)
+    model = gt.to(nn.Sequential(nn.Embedding(64, 8)))
+    model[0].weight.data = make(70, 8)
+    assert str(model[0].weight.spec) == "dp, -" and model[0].weight.shape == (70, 8)
+    assert torch.equal(model(torch.tensor([69])).cpu(), torch.ones(1, 8))
+
+
+def test_a_layout_that_the_program_gives_to_data_counts(tmp_path):
+    load(tmp_path, FULLY_SHARDED)
+    weight = gt.to(nn.Linear(8, 8)).weight
+    weight.data = weight.data.redistribute(placements="-, dp")
+    assert str(weight.spec) == "-, dp"
+
+
+@pytest.mark.parametrize("make", [torch.ones, gt.ones], ids=["plain", "gt"])
+def test_a_parameter_that_is_registered_later_gets_the_layout_of_the_plan(tmp_path, make):
+    load(tmp_path, FULLY_SHARDED)
+    model = gt.to(nn.Sequential(nn.Linear(8, 8)))
+    model[0].weight = nn.Parameter(make(8, 8))
+    model[0].register_parameter("gate", nn.Parameter(make(8)))
+    model[0].register_buffer("side_bias", torch.ones(8))
+    model[0].register_buffer("cache", None)
+    model[0].cache = results = gt.ones(8)
+    assert [str(t.spec) for t in (model[0].weight, model[0].gate, model[0].side_bias)] == ["dp, -", "-", "dp"]
+    assert model[0].cache is results and results.spec.mesh.size == 1
+    with gt.debug.memory() as m:
+        model(torch.ones(8, 8))
+    assert {memory.live.copies for memory in m.workers.values()} == {0}
+    for tensor in (model[0].gate, model[0].weight):
+        assert tensor.spec.mesh.size == 4

@@ -47,6 +47,12 @@ def patch_module_cpu(handle: type[torch.Tensor]) -> None:
     torch.nn.Module.cpu = cpu  # type: ignore[method-assign, assignment]
 
 
+def has_forward_hooks(module: torch.nn.Module, owners: tuple[type, ...]) -> bool:
+    """Whether a module has hooks that are objects of some classes, or methods of them."""
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    return any(isinstance(getattr(hook, "__self__", hook), owners) for hook in hooks)
+
+
 def remove_forward_hooks(module: torch.nn.Module, owners: tuple[type, ...]) -> None:
     """Remove the hooks that are objects of some classes, or methods of them, also if they were copied or loaded with
     the module."""
