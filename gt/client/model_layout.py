@@ -137,6 +137,21 @@ def is_model(module: torch.nn.Module) -> bool:
     return module in _models
 
 
+def laid_out_models() -> list[torch.nn.Module]:
+    return list(_models)
+
+
+def undecided_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers with dims about which no pattern of the section decides, by name, if it has patterns:
+    they are whole on each worker of its mesh."""
+    layouts = NamedLayouts.current()
+    if layouts is None or layouts.mesh is None or layouts.mesh.size == 1 or not layouts.config.parameters:
+        return {}
+    decides = layouts.config.spec_for
+    found = [(names[0], tensors[0]) for names, tensors in _tensors(model) if not any(map(decides, names))]
+    return {name: tensor for name, tensor in found if tensor.dim() and tensor._ref.session is active_session.active}
+
+
 def lay_out_by_name(tensor: Tensor, name: str) -> None:
     """Lay out a tensor on GT that was registered in a model, by its name there, unless a model has it already."""
     spec = None if is_lazy(tensor) or tensor in _laid_out else layout_by_name(tensor, name)

@@ -6,7 +6,7 @@ than of the parameter. The states of optimizers are laid out when they are loade
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,7 +17,7 @@ from gt.client import active_session
 from gt.client.session_reads import locate_copies
 from gt.client.tensor import Tensor, to_gt
 from gt.client.torch_patches.optimizer_defaults import call_after_loading
-from gt.client.torch_patches.pytree import tree_map_only
+from gt.client.torch_patches.pytree import tree_leaves, tree_map_only
 from gt.sharding.spec import ShardingSpec
 
 _laid_out: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # for how many parameters an optimizer has a state
@@ -81,6 +81,21 @@ def follow_parameters(parameters: Iterable[Tensor]) -> None:
             parameter.grad = lay_beside(parameter, parameter.grad)
     for optimizer in list(_laid_out):
         _lay_out_entries(optimizer, [parameter for parameter in moved if parameter in optimizer.state])
+
+
+def belongings() -> Iterator[tuple[Tensor, str, torch.Tensor]]:
+    """What belongs to the parameters of optimizers, gradients and states with dims: the parameter, the name of the
+    entry, and the tensor."""
+    for optimizer in list(_laid_out):
+        for parameter, entries in list(optimizer.state.items()):
+            if not isinstance(parameter, Tensor) or not isinstance(entries, dict):
+                continue
+            if parameter._ref.session is active_session.active:
+                for name, value in (("grad", parameter.grad), *entries.items()):
+                    leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+                    yield from [
+                        (parameter, name, leaf) for leaf in leaves if leaf.dim() and leaf.layout is torch.strided
+                    ]
 
 
 def _lay_out_entries(optimizer: Optimizer, parameters: Iterable[Any]) -> None:

@@ -16,6 +16,7 @@ from gt.client.session import Session
 from gt.core.errors import GTError, nearest
 from gt.core.message_events import ProgramWaited, WorkerRan
 from gt.core.messages import MAX_RECORDED
+from gt.debug.layout_notes import layout_notes
 from gt.monitor.line_summary import LineSummary, LineUse
 from gt.monitor.line_table import ORDERS, LineTable, as_html, as_terminal_table, as_text, line_table
 from gt.monitor.trace_files import describe_gaps
@@ -23,8 +24,8 @@ from gt.monitor.trace_files import describe_gaps
 
 class Explanation:
     """What each line of the program did inside `with gt.explain() as e:`, printed when the block ends. `lines` are the
-    records, `bytes` is what all workers received from each other, and `dropped` counts the commands that there was no
-    room for.
+    records, `bytes` is what all workers received from each other, `dropped` counts the commands that there was no room
+    for, and `notes` tell of layouts that cost memory or bytes.
 
     >>> with open("lines.txt", "w") as file, gt.explain(file=file) as e:
     ...     y = gt.ones(4).sum().item()
@@ -35,6 +36,7 @@ class Explanation:
     def __init__(self, file: TextIO | None, limit: int | None, order: str) -> None:
         self.lines: list[LineUse] = []
         self.dropped = 0
+        self.notes: list[str] = []
         self._file = file
         self._limit = limit
         self._order = order
@@ -58,6 +60,7 @@ class Explanation:
         finally:
             session.recordings.end(recording)
         self.lines, self.dropped = _lines(session, recording), recording.dropped
+        self.notes = layout_notes()
 
     @property
     def bytes(self) -> int:
@@ -69,14 +72,15 @@ class Explanation:
 
     def json(self) -> str:
         """All lines as JSON, with all fields of their records."""
-        fields = {"lines": self.lines, "bytes": self.bytes, "dropped": self.dropped}
+        fields = {"lines": self.lines, "bytes": self.bytes, "dropped": self.dropped, "notes": self.notes}
         return msgspec.json.encode(fields).decode()
 
     def _repr_html_(self) -> str:
         return as_html(self._table())
 
     def _table(self) -> LineTable:
-        return line_table(self.lines, self._order, self._limit, describe_gaps(self.dropped, ()))
+        table = line_table(self.lines, self._order, self._limit, describe_gaps(self.dropped, ()))
+        return table._replace(notes=[*table.notes, *self.notes])
 
     def _print(self) -> None:
         file = self._file or sys.stdout
