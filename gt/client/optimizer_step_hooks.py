@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from gt.client import active_session
-from gt.client.parameter_layouts import lay_out_new_state
+from gt.client.parameter_layouts import lay_out_new_state, note_optimizer
 from gt.client.session import Session
 from gt.core.ids import session_of
 from gt.core.messages import BeginStep, EndStep
@@ -187,6 +187,7 @@ def _session_of(optimizer: Optimizer) -> Session | None:
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    note_optimizer(optimizer)
     session = _session_of(optimizer)
     if session is None:
         return

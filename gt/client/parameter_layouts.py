@@ -20,7 +20,8 @@ from gt.client.torch_patches.optimizer_defaults import call_after_loading
 from gt.client.torch_patches.pytree import tree_leaves, tree_map_only
 from gt.sharding.spec import ShardingSpec
 
-_laid_out: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # for how many parameters an optimizer has a state
+# Optimizers that have a state, with the number of parameters for which it was laid out.
+_laid_out: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
 
 def layout_beside(parameter: Tensor, shape: Sequence[int]) -> ShardingSpec | None:
@@ -57,6 +58,11 @@ def lay_beside(parameter: Tensor, value: torch.Tensor) -> Tensor:
         ref.session.place(ref.storage, layout)
         return value
     return to_gt(value, layout)
+
+
+def note_optimizer(optimizer: Optimizer) -> None:
+    """An optimizer makes a step, maybe of plain parameters: if these are moved to GT, its state follows."""
+    _laid_out.setdefault(optimizer, 0)
 
 
 def lay_out_new_state(optimizer: Optimizer) -> None:

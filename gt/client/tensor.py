@@ -36,6 +36,7 @@ from gt.client.session_reads import fetch, locate
 from gt.client.storage import REINTERPRETING, Storage, StorageView, TensorRef
 from gt.client.subclasses import has_memory, make_subclasses_on_gt, on_gt
 from gt.client.torch_dispatch import dispatch
+from gt.client.torch_patches.autograd_nodes import refuse_backward
 from gt.client.torch_patches.avoid_dtensor_import import keep_dtensor_out
 from gt.client.torch_patches.avoid_dynamo_import import hide_from_dynamo
 from gt.client.torch_patches.data_property import patch_data_property
@@ -44,7 +45,7 @@ from gt.client.torch_patches.op_interception import is_transformed
 from gt.client.torch_patches.op_registry import OpOverload
 from gt.client.torch_patches.optimizer_defaults import patch_optimizer_defaults
 from gt.client.torch_patches.pytree import tree_map, tree_map_only
-from gt.client.torch_patches.wrapper_tensors import no_torch_function, swap_tensors
+from gt.client.torch_patches.wrapper_tensors import no_torch_function, patch_swapping, swap_tensors
 from gt.client.tracebacks import ends_on_users_line
 from gt.client.unsupported import refuse_other_processes, require_strided, require_values
 from gt.client.value_reads import ValueReads
@@ -351,6 +352,21 @@ def as_object(target: Any, tensor: Tensor, cls: type[torch.Tensor]) -> Any:
     return target
 
 
+def _exchange(first: Tensor, second: Tensor) -> None:
+    """Exchange two tensors: each object becomes the other tensor, with the attributes of that."""
+    for tensor in (first, second):
+        refuse_backward(tensor, "a tensor of this graph was exchanged after its forward: run the forward again")
+    swap_tensors(first, second)
+    first._ref, second._ref = second._ref, first._ref  # type: ignore[misc]
+    attributes = first._attributes(), second._attributes()
+    for tensor, old, new in zip((first, second), attributes, reversed(attributes), strict=True):
+        for name in old:
+            del tensor.__dict__[name]
+        tensor.__dict__.update(new)
+    if Handle not in (type(first), type(second)):
+        first.__class__, second.__class__ = type(second), type(first)
+
+
 def of_class(cls: type[torch.Tensor], tensor: Tensor) -> Any:
     """A tensor of a user's class and GT's; itself for torch's own class."""
     kind = on_gt(cls, Tensor)
@@ -532,6 +548,7 @@ install_operators(Tensor, Handle)
 make_subclasses_on_gt(Tensor, of_class)
 patch_data_property(Tensor)
 patch_module_cpu(Tensor)
+patch_swapping(Tensor, _exchange)
 patch_optimizer_defaults((Tensor, Handle))
 refuse_other_processes(Tensor)
 refuse_other_processes(Handle)

@@ -167,3 +167,18 @@ def test_a_plain_buffer_stays_plain_where_the_program_holds_it(anywhere):
     made.register_buffer("mask", mask)
     gt.to(made)
     assert isinstance(made.mask, gt.Tensor) and not isinstance(mask, gt.Tensor)
+
+
+def test_conversions_that_swap_parameters_keep_their_identity(anywhere):
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        for made in (gt.to(model()), gt.nn.Linear(4, 4)):
+            before = [*made.parameters()]
+            made.double().load_state_dict(made.state_dict())
+            assert all(one is other for one, other in zip(made.parameters(), before, strict=True))
+            assert all(parameter.dtype is torch.float64 for parameter in before)
+            assert all(isinstance(parameter, torch.nn.Parameter) for parameter in before)
+        made(gt.ones(2, 4, dtype=torch.float64)).sum().backward()
+        assert made.weight.grad.dtype is torch.float64
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)

@@ -123,6 +123,7 @@ def test_the_state_of_plain_parameters_follows_them(plan):
     early = torch.optim.AdamW(other.parameters(), lr=0.01)
     step(other, early)
     gt.to(other)
+    check_states(early)
     step(other, early)
     check_states(early)
     assert step(other, early) == step(model, optimizer)

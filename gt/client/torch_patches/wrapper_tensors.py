@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,18 @@ set_negated: Callable[[torch.Tensor, bool], None] = torch._C._set_neg
 negative_view: Callable[[torch.Tensor], torch.Tensor] = torch._neg_view
 # The value of `__torch_function__` for a class whose ops all go to `__torch_dispatch__` directly.
 no_torch_function: Any = torch._C._disabled_torch_function_impl
+
+
+def patch_swapping(handle: type[torch.Tensor], swap: Callable[[Any, Any], None]) -> None:
+    """Let `torch.utils.swap_tensors` exchange two tensors of a class by `swap`: torch's own function exchanges their
+    classes, which may have different slots. Modules call it if torch.__future__ says that conversions swap."""
+    torch_swap = torch.utils.swap_tensors
+
+    @functools.wraps(torch_swap)
+    def swap_tensors(first: Any, second: Any) -> None:
+        (swap if isinstance(first, handle) and isinstance(second, handle) else torch_swap)(first, second)
+
+    torch.utils.swap_tensors = swap_tensors
 
 
 def is_view(tensor: torch.Tensor) -> bool:

@@ -55,3 +55,12 @@ def test_lazy_bits_and_flags():
 
 def test_gt_tensors_have_the_shape_of_a_handle(embedded):
     assert gt.ones(2, 3).shape == (2, 3)
+
+
+def test_plain_tensors_are_swapped_by_torch(embedded):
+    x, y, ours = torch.ones(2), torch.nn.Parameter(torch.zeros(3)), gt.ones(2)
+    torch.utils.swap_tensors(x, y)
+    assert isinstance(x, torch.nn.Parameter) and y.shape == (2,)
+    other = gt.zeros(3)
+    torch.utils.swap_tensors(ours, other)
+    assert ours.tolist() == [0] * 3 and other.tolist() == [1] * 2, "conversions that swap parameters would fail"
