@@ -46,7 +46,8 @@ def test_a_model_that_lies_as_the_plan_says_has_no_note():
 
 def test_states_that_lie_elsewhere_and_plain_ones_are_named():
     model = gt.to(nn.Linear(8, 8, bias=False))
-    state = trained(model).state[model.weight]
+    optimizer = trained(model)
+    state = optimizer.state[model.weight]
     state["exp_avg"] = state["exp_avg"].redistribute(placements="-, -")
     state["extra"] = torch.ones(8, 8)
     model.weight.grad = model.weight.grad.redistribute(model.weight.spec.mesh, "-, dp")
