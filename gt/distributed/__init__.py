@@ -15,6 +15,7 @@ import torch.distributed
 from gt.client.creation import distribute, replicate, shard
 from gt.client.layouts import LocalShard, Topology, mesh
 from gt.client.open_meshes import open_mesh
+from gt.core.errors import nearest
 from gt.distributed.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter, send
 from gt.distributed.interchange import from_device_mesh, from_dtensor, from_shards
 from gt.distributed.mappers import (
@@ -74,4 +75,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Other names are torch's: a script that does `import gt as torch` may ask whether it `is_initialized()`."""
-    return getattr(torch.distributed, name)
+    if name.startswith("__") or hasattr(torch.distributed, name):
+        return getattr(torch.distributed, name)
+    hint = nearest(name, [*__all__, *dir(torch.distributed)])
+    hint = hint if hint.startswith("did you mean") else nearest(name, __all__)
+    raise AttributeError(f"module 'gt.distributed' has no attribute {name!r}, and neither has torch; {hint}")

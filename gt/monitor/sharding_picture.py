@@ -6,31 +6,65 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from gt.core.errors import SettingsError
 from gt.core.extras import load_extra
 from gt.core.output_files import open_binary, open_text
+from gt.core.readable_units import print_bytes
 from gt.sharding.held_parts import COLUMNS, HeldPart, parts_html
 
 _SIDE, _MARGIN, _TEXT = 420, 40, 13  # pixels of a drawing
 
 
 class ShardingPicture:
-    """A picture of a layout. It is shown as a table in a terminal, and as HTML in a notebook; `save` writes a file."""
+    """A picture of a layout. It is shown as a grid in a terminal, and as HTML in a notebook; `save` writes a file.
+    `columns` is the size of the grid's last axis; one that is too wide for the terminal is shown as a list. A picture
+    of a mesh has no slices."""
 
-    def __init__(self, title: str, shape: Sequence[int], parts: Sequence[HeldPart]) -> None:
+    def __init__(
+        self,
+        title: str,
+        shape: Sequence[int],
+        parts: Sequence[HeldPart],
+        columns: Sequence[int] = (),
+        *,
+        has_slices: bool = True,
+    ) -> None:
         self.title = title
         self.shape = tuple(shape)
         self.parts = tuple(parts)
+        self.columns = columns[0] if columns else 1
+        self.has_slices = has_slices
 
     def __repr__(self) -> str:
         return f"<picture of {self.title}>"
 
-    def __rich__(self) -> RenderableType:
-        table = Table(title=Text(self.title), title_justify="left")
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self.title)
+        grid = self._grid()
+        width = Measurement.get(console, options.update_width(1 << 16), grid).maximum
+        yield grid if width <= options.max_width else self._list()
+
+    def _grid(self) -> Table:
+        grid = Table(show_header=False, show_lines=True, padding=0)
+        for start in range(0, len(self.parts), self.columns):
+            grid.add_row(*[self._cell(part) for part in self.parts[start : start + self.columns]])
+        return grid
+
+    def _cell(self, part: HeldPart) -> Text:
+        lines = [part.holder, "" if part.coordinate == "-" else part.coordinate]
+        if self.has_slices:
+            lines += [part.slice, f"{part.shape}, {print_bytes(part.nbytes)}"]
+            lines += [f"partial: {part.partial}"] if part.partial else []
+        text = "\n".join(f" {line} " for line in lines if line)
+        return Text(text, style=f"black on {part.colour}", justify="center")
+
+    def _list(self) -> Table:
+        table = Table()
         for name in COLUMNS:
             table.add_column(name)
         for part in self.parts:
@@ -39,7 +73,7 @@ class ShardingPicture:
         return table
 
     def text(self, width: int = 120) -> str:
-        """The table without colours."""
+        """The grid without colours."""
         console = Console(width=width, no_color=True, force_terminal=False)
         with console.capture() as captured:
             console.print(self)
@@ -94,7 +128,8 @@ class ShardingPicture:
             y, height = _share(part.intervals, self.shape, down)
             x, width = _share(part.intervals, self.shape, across)
             workers = ", ".join(str(holder.worker) for holder in holders[:8]) + (" ..." if len(holders) > 8 else "")
-            label = f"worker{'s' if len(holders) > 1 else ''} {workers}\n{part.slice}"
+            label = f"workers {workers}" if len(holders) > 1 else part.holder
+            label += f"\n{part.slice}" if self.has_slices else f"\n{part.coordinate}"
             if part.partial:
                 label += f"\npartial: {part.partial}"
             boxes.append((x, y, width, height, part.colour, label))

@@ -16,6 +16,10 @@ COLOURS = ("#a6cee3", "#b2df8a", "#fdbf6f", "#fb9a99", "#cab2d6", "#ffff99", "#8
 COLUMNS = ("worker", "coordinate", "slice", "local shape", "memory", "partial")
 
 
+HERE = -1
+"""In place of a worker: this process, which holds a plain tensor."""
+
+
 class HeldPart(NamedTuple):
     """The part of a tensor that a worker holds. `part` numbers the different parts: replicas have the same one.
     `intervals` are those of the tensor's dims, and `partial` names the axes along which parts have to be reduced."""
@@ -26,6 +30,10 @@ class HeldPart(NamedTuple):
     intervals: Box
     nbytes: int
     partial: str
+
+    @property
+    def holder(self) -> str:
+        return "this process" if self.worker == HERE else f"worker {self.worker}"
 
     @property
     def slice(self) -> str:
@@ -41,7 +49,7 @@ class HeldPart(NamedTuple):
 
     def cells(self) -> tuple[str, ...]:
         return (
-            str(self.worker),
+            self.holder.removeprefix("worker "),
             self.coordinate,
             self.slice,
             self.shape,

@@ -37,6 +37,24 @@ def test_parts_have_slices_shapes_bytes_and_replicas_one_colour(mesh, capsys):
     assert "7x4 as [dp, -] on mesh (dp=2, tp=2)" in shown and "[4:7, 0:4]" in shown
 
 
+def test_the_grid_of_the_mesh_is_drawn_if_it_fits(mesh):
+    picture = gt.visualize_sharding(gt.distribute(torch.ones(7, 4), mesh, "dp, tp"))
+    rows = [line for line in picture.text().splitlines() if "worker" in line]
+    assert ["".join(row.split("│")).split() for row in rows] == [["worker", n, "worker", m] for n, m in ("01", "23")]
+    assert "worker 0" not in picture.text(width=20), "a list, with the word in its head"
+
+
+def test_a_mesh_and_a_plain_tensor_have_pictures(mesh, tmp_path):
+    picture = gt.visualize_sharding(mesh)
+    assert "mesh (dp=2, tp=2)" in picture.text() and "dp=1 tp=0" in picture.text() and "[" not in picture.text()
+    picture.save(tmp_path / "mesh.svg")
+    assert "worker 3" in (tmp_path / "mesh.svg").read_text()
+    plain = gt.visualize_sharding(torch.ones(2, 3)).text()
+    assert "2x3, a plain tensor" in plain and "this process" in plain and "24 B" in plain
+    with pytest.raises(gt.LayoutError, match="a tensor or a mesh, not list"):
+        gt.visualize_sharding([1])
+
+
 def test_partial_values_are_marked_and_are_no_replicas(mesh):
     left, right = gt.distribute(torch.ones(6, 4), mesh, "-, tp"), gt.distribute(torch.ones(4, 4), mesh, "tp, -")
     picture = gt.visualize_sharding(left @ right)
