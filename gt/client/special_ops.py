@@ -77,8 +77,15 @@ def _run_on_workers(cls: HandleType, func: OpOverload, args: tuple[Any, ...], kw
     result = func(*tree_map_only(torch.Tensor, moved, args), **tree_map_only(torch.Tensor, moved, kwargs))
     for target in _written(func, args, kwargs):
         if id(target) in copies:
-            target.copy_(fetch(copies[id(target)]._ref))  # type: ignore[attr-defined]
+            _set_plain(target, fetch(copies[id(target)]._ref))  # type: ignore[attr-defined]
     return tree_map_only(torch.Tensor, lambda tensor: originals.get(id(tensor), tensor), result)
+
+
+def _set_plain(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a plain tensor a value, whose size the op may have chosen, as for an empty `out=`."""
+    if tensor.shape != value.shape:
+        tensor.resize_(value.numel()).as_strided_(value.shape, value.stride())
+    tensor.copy_(value)
 
 
 def _write_back(tensor: torch.Tensor, value: torch.Tensor) -> None:

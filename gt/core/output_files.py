@@ -25,8 +25,9 @@ def open_text(path: str | Path, mode: str = "w") -> TextIOWrapper:
     return cast("TextIOWrapper", os.fdopen(open_output(path, mode), mode, buffering=1 << 16, encoding="utf-8"))
 
 
-def open_binary(path: str | Path) -> BinaryIO:
-    return cast("BinaryIO", os.fdopen(open_output(path), "wb"))
+def open_binary(path: str | Path, permissions: int = 0o666) -> BinaryIO:
+    """A file of bytes to write. `permissions` are those of a new file."""
+    return cast("BinaryIO", os.fdopen(open_output(path, permissions=permissions), "wb"))
 
 
 def make_parents(path: str | Path) -> None:
@@ -35,14 +36,14 @@ def make_parents(path: str | Path) -> None:
     os.close(directory)
 
 
-def open_output(path: str | Path, mode: str = "w") -> int:
+def open_output(path: str | Path, mode: str = "w", permissions: int = 0o666) -> int:
     """A descriptor of a file to write, which is made if there is none, and emptied unless it is appended to ("a")."""
     directory, name = _find(Path(path), makes_directories=False)
     try:
         if _is_descriptor(name, directory):
             descriptor = os.open(name, _WRITE & ~os.O_NOFOLLOW, dir_fd=directory)
         else:
-            descriptor = _open(name, directory, os.O_APPEND if mode == "a" else 0, path)
+            descriptor = _open(name, directory, os.O_APPEND if mode == "a" else 0, path, permissions)
     except OSError as error:
         raise _named(error, path) from None
     finally:
@@ -93,13 +94,13 @@ def _read_link(name: str, directory: int, found: os.stat_result, path: Path, lin
     return PurePath(os.readlink(name, dir_fd=directory))
 
 
-def _open(name: str, directory: int, flags: int, path: str | Path) -> int:
+def _open(name: str, directory: int, flags: int, path: str | Path, permissions: int) -> int:
     """Open a file that was found, or make one. One that appears at the same time is looked at again."""
     while True:
         found = _status(name, directory)
         try:
             if found is None:
-                return os.open(name, _WRITE | flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=directory)
+                return os.open(name, _WRITE | flags | os.O_CREAT | os.O_EXCL, permissions, dir_fd=directory)
             _require_own(found, directory, path)  # before it is opened: to open a pipe waits for its reader
             descriptor = os.open(name, _WRITE | flags, dir_fd=directory)
         except (FileExistsError, FileNotFoundError) as error:

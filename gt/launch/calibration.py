@@ -45,7 +45,7 @@ def calibrate(path: str | os.PathLike[str] | None = None) -> Calibration:
     measured = _measure(count, f"measured on {where} ({session.workers[0].device})")
     file = Path(path) if path is not None else calibration_path()
     make_parents(file)
-    with open_binary(file) as stream:
+    with open_binary(file, 0o600) as stream:
         stream.write(format_calibration(measured))
     return measured
 

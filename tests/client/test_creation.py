@@ -91,6 +91,12 @@ def test_an_upload_is_a_snapshot():
     assert x.sum().item() == 0
 
 
+def test_an_uploaded_tensor_can_still_be_resized():
+    plain = torch.ones(3)
+    assert (gt.to(plain) + plain).tolist() == [2, 2, 2]
+    assert plain.resize_(100).shape == (100,)
+
+
 def test_requires_grad_at_creation():
     for x in (gt.randn(2, requires_grad=True), gt.tensor([1.0], requires_grad=True), gt.zeros(1, requires_grad=True)):
         assert x.requires_grad

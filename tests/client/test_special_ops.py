@@ -122,6 +122,18 @@ def everywhere(request):
     gt.shutdown()
 
 
+def test_plain_results_of_an_op_on_gt_have_the_sizes_that_it_chooses(embedded):
+    """`_linalg_det` writes to the user's `out=` and to plain tensors that torch makes empty."""
+    matrix, empty = torch.tensor([[2.0, 1.0], [0.0, 3.0]]), gt.empty(0)
+    assert torch.linalg.det(gt.to(matrix), out=empty) is empty
+    assert empty.item() == 6
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+        torch.linalg.cholesky(gt.to(-matrix), out=gt.empty(0))
+    factors, info = gt.empty(0), torch.empty(0, dtype=torch.int32)
+    torch.linalg.cholesky_ex(gt.to(-matrix), out=(factors, info))
+    assert (tuple(factors.shape), info.tolist()) == ((2, 2), 1)
+
+
 @pytest.mark.filterwarnings("ignore")  # torch warns that torch.jit is old
 def test_a_trace_of_convolutions_is_torchs(everywhere):
     """The trace begins the session's work: definitions, moves and reads happen inside of it."""

@@ -98,5 +98,5 @@ def test_a_captured_log_has_the_rows_of_the_live_log(tmp_path, monkeypatch):
     captured = commands_of(tmp_path / "captured.log")
     assert captured == commands_of(tmp_path / "live.log")
     created = [row for row in captured if row[1] == "WorkerCreateTensor"]
-    assert {row[3] for row in created} == {"", "aten.ones.default", "aten.randn.default"}
+    assert {row[3] for row in created} == {"", "aten.ones.default", "aten.randn.default", "redistribute"}
     assert ("worker 1", {"shape": "6x3", "slice": "3:6,0:3", "spec": "x,-"}) in [(row[0], row[-1]) for row in created]

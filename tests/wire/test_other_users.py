@@ -439,4 +439,5 @@ def test_a_failed_read_no_longer_counts(monkeypatch):
         assert server.hear(b"client", FetchTensor(own(2), own(99))) == []
         server.delivery.send([ToClient(1, Rejected(own(1), "gone"))])
         server._check(server.peers.by_identity[b"client"])
+        server.client_messages.proceed()
         assert [type(message) for to, message in server.sent if to == b"client"] == [Rejected, Rejected]
