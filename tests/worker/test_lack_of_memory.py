@@ -68,6 +68,7 @@ OPS = {
 def mesh_of_two(request):
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("GT_TRANSPORT", request.param)
+        environment.setenv("MALLOC_ARENA_MAX", "1")  # others reserve 64 MB, which the limit of addresses does not see
         gt.init(workers=2)
         yield gt.mesh((2,), ("x",))
         gt.shutdown()
