@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from gt.client.creation_docstrings import docstring_of
 from gt.client.factory_mode import FactoryMode
 from gt.client.geometry import TORCH_DTYPES, dtype_name
+from gt.client.host_data import tensor_of
 from gt.client.layouts import require_workers
 from gt.client.model_layout import apply_model_config, layouts_of_plain
 from gt.client.module_moving import move_module
@@ -204,9 +205,11 @@ def _laid_out(x: torch.Tensor, mesh: DeviceMesh | None, placements: Placements |
 
 
 @ends_on_users_line
-def distribute(x: torch.Tensor, mesh: DeviceMesh | None = None, placements: Placements | None = None) -> Tensor:
-    """A copy of a tensor, laid out over a mesh: a placement for each axis of the mesh, or a spec as text such as
-    `"dp, - + tp"`; whole on every worker without placements. Without a mesh it is the one of gt.open_mesh. Gradients
+def distribute(
+    x: torch.Tensor | np.ndarray[Any, Any], mesh: DeviceMesh | None = None, placements: Placements | None = None
+) -> Tensor:  # fmt: skip
+    """A copy of a tensor or array, laid out over a mesh: a placement for each axis of the mesh, or a spec as text such
+    as `"dp, - + tp"`; whole on every worker without placements. Without a mesh it is the one of gt.open_mesh. Gradients
     pass.
 
     >>> gt.init(workers=4, mode="virtual")
@@ -215,18 +218,19 @@ def distribute(x: torch.Tensor, mesh: DeviceMesh | None = None, placements: Plac
     >>> x.spec, x.shards()[0].shape
     (ShardingSpec('dp, -' on (dp=2, tp=2)), (2, 6))
     """
-    if not isinstance(x, torch.Tensor):
+    value = tensor_of(x)
+    if not isinstance(value, torch.Tensor):
         raise LayoutError(
             f"{type(x).__name__} is not a tensor, which alone has a layout: make one, with gt.tensor(data)"
         )
     if not isinstance(placements, ShardingSpec):
         mesh = require_mesh(mesh or current_mesh())
-    return _laid_out(x, mesh, placements)
+    return _laid_out(value, mesh, placements)
 
 
 @ends_on_users_line
-def shard(x: torch.Tensor, mesh: DeviceMesh | None = None, dim: int = 0) -> Tensor:
-    """A copy of a tensor with one dim cut over all of a mesh, or of the open one, in the order of its axes.
+def shard(x: torch.Tensor | np.ndarray[Any, Any], mesh: DeviceMesh | None = None, dim: int = 0) -> Tensor:
+    """A copy of a tensor or array with one dim cut over all of a mesh, or of the open one, in the order of its axes.
 
     >>> gt.init(workers=2, mode="virtual")
     >>> gt.shard(torch.ones(4, 6), gt.mesh(2), dim=1).shards()[0].shape
@@ -237,8 +241,8 @@ def shard(x: torch.Tensor, mesh: DeviceMesh | None = None, dim: int = 0) -> Tens
 
 
 @ends_on_users_line
-def replicate(x: torch.Tensor, mesh: DeviceMesh | None = None) -> Tensor:
-    """A copy of a tensor that is whole on every worker of a mesh, or of the open one.
+def replicate(x: torch.Tensor | np.ndarray[Any, Any], mesh: DeviceMesh | None = None) -> Tensor:
+    """A copy of a tensor or array that is whole on every worker of a mesh, or of the open one.
 
     >>> gt.init(workers=2, mode="virtual")
     >>> gt.replicate(torch.ones(4, 6), gt.mesh(2)).spec.is_whole

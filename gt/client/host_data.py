@@ -69,6 +69,11 @@ def from_array(value: Any) -> torch.Tensor:
     return torch.from_numpy(np.asarray(value))
 
 
+def tensor_of(value: Any) -> Any:
+    """An array as a plain tensor of the same memory; any other value as it is."""
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
 def strided(tensor: torch.Tensor) -> torch.Tensor:
     """A plain tensor whose bytes are its value: detached, and without lazy conjugation or negation."""
     if tensor.layout is not torch.strided:

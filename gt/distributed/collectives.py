@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import torch.distributed
 
+from gt.client.host_data import tensor_of
 from gt.client.tensor import Tensor, to_gt
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
@@ -93,7 +94,8 @@ def broadcast(x: Any, *args: Any, mesh: DeviceMesh | None = None, **kwargs: Any)
     """
     if mesh is None:
         return torch.distributed.broadcast(x, *args, **kwargs)
-    return _moved(to_gt(x), whole(require_mesh(mesh), x.dim()))
+    own = to_gt(tensor_of(x))
+    return _moved(own, whole(require_mesh(mesh), own.dim()))
 
 
 @ends_on_users_line
@@ -107,7 +109,7 @@ def send(x: Any, *args: Any, to: int | DeviceMesh | None = None, **kwargs: Any) 
     """
     if to is None:
         return torch.distributed.send(x, *args, **kwargs)
-    own = to_gt(x)
+    own = to_gt(tensor_of(x))
     spec = own.spec
     if isinstance(to, int) and not isinstance(to, bool):
         return _moved(own, whole(DeviceMesh((1,), ("worker",), (to,)), own.dim()))

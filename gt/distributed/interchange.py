@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from gt.client.creation import distribute
+from gt.client.host_data import tensor_of
 from gt.client.layouts import mesh as make_mesh
 from gt.client.memory_formats import strides_without_gaps
 from gt.client.open_meshes import current_mesh
@@ -24,7 +26,7 @@ _REDUCE |= {"and": torch.logical_and, "or": torch.logical_or}
 
 @ends_on_users_line
 def from_shards(
-    shards: Sequence[torch.Tensor] | Mapping[int, torch.Tensor],
+    shards: Sequence[torch.Tensor | np.ndarray[Any, Any]] | Mapping[int, torch.Tensor | np.ndarray[Any, Any]],
     mesh: DeviceMesh | None = None,
     placements: Placements | None = None,
 ) -> Tensor:
@@ -54,9 +56,10 @@ def from_shards(
 
 
 def _value_of(worker: int, part: Any) -> torch.Tensor:
-    if not isinstance(part, torch.Tensor):
+    value = tensor_of(part)
+    if not isinstance(value, torch.Tensor):
         raise LayoutError(f"the part of worker {worker} is no tensor, but of type {type(part).__name__}")
-    return part.cpu()
+    return value.cpu()
 
 
 def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:

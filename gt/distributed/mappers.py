@@ -4,11 +4,13 @@ of workers are put together again."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from gt.client.creation import distribute, dtype_of
+from gt.client.host_data import tensor_of
 from gt.client.tensor import Tensor
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
@@ -136,15 +138,15 @@ def _seen_as(mesh: DeviceMesh, shape: Sequence[int] | None) -> DeviceMesh:
 
 @ends_on_users_line
 def from_torch(
-    x: torch.Tensor,
+    x: torch.Tensor | np.ndarray[Any, Any],
     dtype: torch.dtype | str | None = None,
     *,
     mesh: DeviceMesh | None = None,
     placements: Placements | None = None,
     mesh_mapper: TensorToMesh | None = None,
 ) -> Tensor:
-    """A copy of a tensor on GT, spread over a mesh as a mapper or placements say; whole on every worker of the mesh
-    without them.
+    """A copy of a tensor or array on GT, spread over a mesh as a mapper or placements say; whole on every worker of the
+    mesh without them.
 
     >>> gt.init(workers=2, mode="virtual")
     >>> mesh = gt.mesh(2, ("x",))
@@ -152,7 +154,7 @@ def from_torch(
     ShardingSpec('x' on (x=2))
     """
     wanted = dtype_of(dtype)
-    value = x if wanted is None else x.to(wanted)
+    value = x if wanted is None else tensor_of(x).to(wanted)
     if mesh_mapper is None:
         return distribute(value, mesh, placements)
     if not isinstance(mesh_mapper, TensorToMesh):

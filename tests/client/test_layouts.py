@@ -131,6 +131,24 @@ def test_a_tensor_is_laid_out_as_said(eight_workers, lay_out, spec):
         assert torch.equal((ours * 2).cpu(), VALUE * 2)
 
 
+@pytest.mark.parametrize(
+    "lay_out",
+    [
+        lambda x, mesh: gt.shard(x, mesh, 1),
+        lambda x, mesh: gt.replicate(x, mesh),
+        lambda x, mesh: gt.distribute(x, mesh, "-, rows"),
+        lambda x, mesh: gt.from_torch(x, "int64", mesh=mesh),
+        lambda x, mesh: gt.from_shards([x[:2], x[2:]], mesh, "rows, -"),
+        lambda x, mesh: gt.distributed.broadcast(x, mesh=mesh),
+        lambda x, mesh: gt.distributed.send(x, to=1),
+    ],
+)
+def test_an_array_is_laid_out_as_a_tensor_is(eight_workers, lay_out):
+    mesh, array = gt.mesh(2, ("rows",)), np.arange(12).reshape(4, 3)
+    found = lay_out(array, mesh)
+    assert found.tolist() == array.tolist() and found.spec is lay_out(torch.from_numpy(array), mesh).spec
+
+
 def test_the_names_of_gt_distributed_are_the_same(eight_workers):
     for name in ("distribute", "shard", "replicate", "Shard", "Replicate", "Partial", "DeviceMesh", "ShardingSpec"):
         assert getattr(gt.distributed, name) is getattr(gt, name)
