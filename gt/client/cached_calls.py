@@ -111,6 +111,8 @@ class MultiResultCall:
     def run(
         self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
     ) -> Any:
+        if not self.geometries:  # every gradient is masked or undefined: there is nothing to compute
+            return self.rebuild([])
         if self.random:
             scalars.append(draw_key(args, kwargs))
         results = [Storage(session, next(session.ids), geometry) for geometry in self.geometries]

@@ -108,13 +108,54 @@ def _gradient_like_input(name: str) -> Callable[..., torch.Tensor]:
     return gradient
 
 
+def _soft_margin_loss(self: torch.Tensor, target: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    """As `_loss_like_input`; the kernel refuses a target that makes the result larger than the input."""
+    if torch.broadcast_shapes(self.shape, target.shape) != self.shape:
+        raise UnknownShape
+    return _loss_like_input("soft_margin_loss")(self, target, *rest, **options)
+
+
+def _multi_margin_loss(
+    self: torch.Tensor,
+    target: torch.Tensor,
+    p: float = 1,
+    margin: float = 1,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+) -> torch.Tensor:
+    """Torch's shape function gives the loss of an input without a batch a dim of one element."""
+    op = torch.ops.aten.multi_margin_loss.default
+    loss: torch.Tensor = run_shape_function(op, (self, target, p, margin, weight, reduction), {})
+    return loss if target.dim() else loss.new_empty(())
+
+
+def _multilabel_margin_loss(
+    self: torch.Tensor, target: torch.Tensor, reduction: int
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """As `_multi_margin_loss`, with targets that are vectors."""
+    op = torch.ops.aten.multilabel_margin_loss_forward.default
+    loss, is_target = run_shape_function(op, (self, target, reduction), {})
+    return loss if target.dim() > 1 else loss.new_empty(()), is_target
+
+
+def _attention_backward(grad_out: torch.Tensor | None, *rest: Any, **options: Any) -> tuple[torch.Tensor | None, ...]:
+    """Torch's shape function needs the gradient. The kernel gives no gradients if there is none, as where autograd
+    comes from a result that the loss does not depend on."""
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    return (None, None, None) if grad_out is None else run_shape_function(op, (grad_out, *rest), options)
+
+
 def _with_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A tensor without bytes of another dtype, with the same strides."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=tensor.device)
 
 
 SHAPE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **{f"aten.{name}.default": _loss_like_input(name) for name in ("huber_loss", "soft_margin_loss")},
+    "aten.huber_loss.default": _loss_like_input("huber_loss"),
+    "aten.soft_margin_loss.default": _soft_margin_loss,
+    "aten.multi_margin_loss.default": _multi_margin_loss,
+    "aten.multilabel_margin_loss_forward.default": _multilabel_margin_loss,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
     **{
         f"aten.{name}.default": _gradient_like_input(name)
         for name in ("mse_loss_backward", "smooth_l1_loss_backward", "soft_margin_loss_backward")

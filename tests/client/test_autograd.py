@@ -226,6 +226,11 @@ def test_gradcheck():
     assert torch.autograd.gradgradcheck(lambda a, b: (a @ b).tanh(), (a, b))
 
 
+def test_gradcheck_of_attention_tries_undefined_gradients():
+    operands = [gt.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    assert torch.autograd.gradcheck(torch.nn.functional.scaled_dot_product_attention, operands)
+
+
 def test_a_write_to_a_leaf_is_refused():
     x = gt.ones(3, requires_grad=True)
     with pytest.raises(RuntimeError, match="leaf Variable"):

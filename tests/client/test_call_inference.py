@@ -119,3 +119,33 @@ def outcome(loss, x):
     except (RuntimeError, gt.OpError):
         return ["raises"]
     return [[each.dtype for each in found], *found]
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize(
+    ("loss", "x", "y"),
+    [
+        (functional.multilabel_margin_loss, [0.1, 0.2, 0.4, 0.8], [3, 0, -1, 1]),
+        (functional.multilabel_margin_loss, 0.3, 0),
+        (functional.multilabel_margin_loss, [0.3], 0),
+        (functional.multilabel_margin_loss, [[0.1, 0.2], [0.4, 0.8]], [[1, -1], [0, 1]]),
+        (functional.multi_margin_loss, [0.1, 0.2, 0.4], 2),
+        (functional.multi_margin_loss, [[0.1, 0.2, 0.4]], 2),
+        (functional.multi_margin_loss, [[0.1, 0.2, 0.4]], [2]),
+    ],
+)
+def test_a_margin_loss_without_a_batch_has_torchs_shape(embedded, loss, x, y, reduction):
+    """Torch's shape functions give it a dim of one element."""
+
+    def run(put):
+        leaf = put(torch.tensor(x)).requires_grad_()
+        value = loss(leaf, put(torch.tensor(y)), reduction=reduction)
+        value.sum().backward()
+        return value.detach().cpu(), leaf.grad.cpu()
+
+    torch.testing.assert_close(run(gt.to), run(lambda plain: plain))
+
+
+def test_a_soft_margin_loss_that_torch_refuses_raises_on_its_line(embedded):
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+        functional.soft_margin_loss(gt.ones(4), gt.ones(2, 4), reduction="sum")

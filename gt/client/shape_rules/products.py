@@ -42,9 +42,11 @@ def _attention(query: Geometry, key: Geometry, value: Geometry, *_: Any, **__: A
 
 
 def _attention_backward(
-    gradient: Geometry, query: Geometry, key: Geometry, value: Geometry, out: Geometry, *_: Any, **__: Any
+    gradient: Geometry | None, query: Geometry, key: Geometry, value: Geometry, out: Geometry, *_: Any, **__: Any
 ) -> Results:
-    if not _is_attention(query, key, value) or gradient.shape != query.shape or out.shape != query.shape:
+    if gradient is None or not _is_attention(query, key, value):
+        return None
+    if gradient.shape != query.shape or out.shape != query.shape:
         return None
     return [_by_head(operand.shape) for operand in (query, key, value)]
 

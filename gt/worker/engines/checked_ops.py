@@ -17,6 +17,7 @@ from typing import Any
 from gt.worker.engines import op_family_checks as family
 from gt.worker.engines.argument_checks import (
     Check,
+    NamedArguments,
     as_forward_gives,
     compact,
     contiguous,
@@ -24,6 +25,7 @@ from gt.worker.engines.argument_checks import (
     in_range,
     length,
     no_overlap,
+    require_shape,
     same_dtype,
     same_shape,
     shapes,
@@ -69,6 +71,20 @@ def _padding(name: str) -> Check:
 def _pad_gradient(kind: str, spatial: int) -> tuple[Check, ...]:
     forward = as_forward_gives(f"aten.{kind}_pad{spatial}d.default", "self padding", "grad_output")
     return (_padding("padding"), length("padding", 2 * spatial), forward)
+
+
+def _margin_gradient(forward: str, arguments: str, batch_rank: int) -> Check:
+    """The gradient of a loss that is one number for targets of fewer dims, where torch's shape function gives it a
+    dim."""
+    of_batch = as_forward_gives(f"aten.{forward}.default", arguments, "grad_output")
+
+    def check(given: NamedArguments) -> None:
+        if given["target"].dim() < batch_rank:
+            require_shape(given, ("grad_output",), (), "the loss of an input without a batch is one number")
+        else:
+            of_batch(given)
+
+    return check
 
 
 _PADS = [(kind, spatial) for kind in ("reflection", "replication") for spatial in (1, 2, 3)]
@@ -170,11 +186,12 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "nanmedian.dim": (compact("self"),),
     "nanmedian.dim_values": (compact("self"),),
     "multi_margin_loss_backward": (
-        as_forward_gives("aten.multi_margin_loss.default", "self target p margin weight reduction", "grad_output"),
+        _margin_gradient("multi_margin_loss", "self target p margin weight reduction", batch_rank=1),
     ),
     "multilabel_margin_loss_backward": (
-        as_forward_gives("aten.multilabel_margin_loss_forward.default", "self target reduction", "grad_output"),
+        _margin_gradient("multilabel_margin_loss_forward", "self target reduction", batch_rank=2),
     ),
+    "_convert_indices_from_coo_to_csr": (in_range("self", lambda given: given["size"]), contiguous("self")),
     "nll_loss_backward": (family.valid_class_indices,),
     "rrelu_with_noise": (same_shape("self", "noise", "out"), dense("noise")),
     "mkldnn_rnn_layer": (

@@ -25,7 +25,7 @@ _REASONS = {
     """,
     _NAMES: "align_as align_tensors align_to refine_names rename rename_",
     _SPARSE: """
-        _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo _nested_tensor_from_tensor_list
+        _convert_indices_from_csr_to_coo _nested_tensor_from_tensor_list
         _sparse_bsr_tensor_unsafe _sparse_bsc_tensor_unsafe _sparse_csc_tensor_unsafe _sparse_csr_tensor_unsafe
         _sparse_compressed_tensor_unsafe _sparse_coo_tensor_unsafe
     """,

@@ -25,7 +25,7 @@ def ones(*shape):
 
 LISTS = [ones(3, 4)]
 WRONG = {
-    "_convert_indices_from_coo_to_csr": ((full(FAR, 4), 3), "not an op that this worker may run"),
+    "_convert_indices_from_coo_to_csr": ((full(FAR, 4), 3), "self has values from 8589934592 to 8589934592"),
     "_convert_indices_from_csr_to_coo": ((full(FAR, 4), full(0, 3)), "not an op that this worker may run"),
     "max_pool2d_with_indices_backward": (
         (ones(1, 2, 2, 2), ones(1, 2, 4, 4), [2, 2], [2, 2], [0, 0], [1, 1], False, full(FAR, 1, 2, 2, 2)),
@@ -141,6 +141,12 @@ def test_a_worker_process_survives_all_refused_calls(one_process):
         with pytest.raises((gt.OpError, RuntimeError, ValueError, IndexError, NotImplementedError)):
             pytest.fail(f"{name} gave {run(name, args, kwargs, as_gt)}")
         assert (kept + 1).tolist() == [1, 2, 3], name
+
+
+def test_row_indices_become_row_pointers_wherever_they_lie_in_memory(embedded):
+    rows = torch.tensor([0, 9, 1, 9, 1, 9, 3, 9])
+    found = torch._convert_indices_from_coo_to_csr(gt.to(rows)[::2], 4)
+    assert found.tolist() == torch._convert_indices_from_coo_to_csr(rows[::2].clone(), 4).tolist() == [0, 1, 3, 3, 4]
 
 
 def test_results_are_not_written_to_elements_that_share_memory():
