@@ -138,7 +138,7 @@ def deallocate(_: torch.Tensor, *__: object) -> None:
 
 def get_device_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """What each worker holds, as plain tensors in the order of the mesh."""
-    return mappers.parts_of(tensor, to_gt(tensor).spec.mesh)
+    return [shard.data for shard in to_gt(tensor).shards().values()]
 
 
 @_without_devices

@@ -235,6 +235,7 @@ INSTRUCTIONS: list[Instruction] = [
     ForgetOps((own(1),)),
     FetchTensor(own(11), own(5)),
     FetchTensor(own(11), own(5), KEPT, 3, SHARED),
+    FetchTensor(own(11), own(5), worker=1),
     LocateTensor(own(12), own(5)),
     Synchronize(own(13)),
     ReadVersions(own(19), (own(5), own(6))),

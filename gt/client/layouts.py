@@ -7,10 +7,13 @@ import logging
 import math
 import operator
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
+
 from gt.client import active_session
-from gt.client.session_reads import locate
+from gt.client.session_reads import fetch_part, locate
 from gt.client.storage import TensorRef
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
@@ -18,12 +21,13 @@ from gt.core.messages import hosts_of
 from gt.sharding.boxes import Shape, box_elements, box_shape
 from gt.sharding.host_order import default_mesh, mesh_of_workers
 from gt.sharding.placements import Placement, placements_of, require_mesh
-from gt.sharding.spec import DeviceMesh, ShardingSpec, local_box
+from gt.sharding.spec import DeviceMesh, ShardingSpec, local_box, local_slices
 
 log = logging.getLogger("gt.client")
 
 
-class LocalShard(NamedTuple):
+@dataclass(frozen=True)
+class LocalShard:
     """The part of a tensor that one worker holds.
 
     >>> gt.ones(2, 3).shards()[0]
@@ -33,6 +37,31 @@ class LocalShard(NamedTuple):
     slice: tuple[slice, ...]
     shape: Shape
     bytes: int
+    _worker: int = field(repr=False)
+    _ref: TensorRef = field(repr=False, compare=False)
+
+    @property
+    @ends_on_users_line
+    def data(self) -> torch.Tensor:
+        """What the worker holds, as a plain tensor: read from it each time. Of a partial tensor it is an addend, not
+        a part of the value.
+
+        >>> gt.init(workers=2, mode="virtual")
+        >>> gt.shard(torch.arange(4), gt.mesh(2)).shards()[1].data
+        tensor([2, 3])
+        """
+        self._require_part_of(read_layout(self._ref))
+        value, layout = fetch_part(self._ref, self._worker)
+        self._require_part_of(layout)
+        return value
+
+    def _require_part_of(self, layout: ShardingSpec) -> None:
+        shape = tuple(self._ref.geometry.shape)
+        if self._worker not in layout.mesh or local_slices(layout, shape, self._worker) != self.slice:
+            raise LayoutError(
+                f"the tensor is laid out as [{layout}] on {layout.mesh} now, where worker {self._worker} does not hold "
+                f"{list(self.slice)}: call shards() again"
+            )
 
 
 @ends_on_users_line
@@ -120,7 +149,11 @@ def read_shards(ref: TensorRef) -> dict[int, LocalShard]:
     held = {worker: local_box(spec, tuple(geometry.shape), worker) for worker in spec.mesh.workers}
     return {
         worker: LocalShard(
-            tuple(slice(*interval) for interval in box), box_shape(box), box_elements(box) * geometry.dtype.itemsize
+            tuple(slice(*interval) for interval in box),
+            box_shape(box),
+            box_elements(box) * geometry.dtype.itemsize,
+            worker,
+            ref,
         )
         for worker, box in held.items()
     }

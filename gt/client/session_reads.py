@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from gt.client.geometry import intern_geometry
+from gt.client.host_data import tensor_of_bytes
 from gt.client.interrupts import CriticalSection
 from gt.client.part_assembly import assemble
 from gt.client.session import Session
@@ -33,7 +35,8 @@ from gt.core.messages import (
     VersionsRead,
     WorkersRead,
 )
-from gt.sharding.spec import ShardingSpec, spec_of
+from gt.core.meta import contiguous_strides
+from gt.sharding.spec import ShardingSpec, compute_local_shape, spec_of
 from gt.wire.client_channel import Received
 from gt.wire.codec import Buffer
 from gt.wire.shared_memory import SHARE_BYTES
@@ -60,12 +63,22 @@ def _fetch(ref: TensorRef, version: int) -> torch.Tensor:
     is_direct = session.embedded and version == CURRENT and not session.is_traced
     if is_direct and (data := _read_directly(session, storage)) is not None:
         return assemble((data,), None, ref.geometry, is_shared=False)
-    read = _read(session, storage, version, ref.geometry.nbytes)
-    if isinstance(read.answer, MoreRoomNeeded):
-        read = _read(session, storage, version, read.answer.nbytes)
-    assert isinstance(read.answer, TensorRead)
-    layout = read.answer.layout
-    return assemble(read.buffers, None if layout is None else spec_of(layout), ref.geometry, read.is_shared)
+    read, layout = _read(session, storage, version, ref.geometry.nbytes)
+    return assemble(read.buffers, layout, ref.geometry, read.is_shared)
+
+
+@unintercepted
+def fetch_part(ref: TensorRef, worker: int) -> tuple[torch.Tensor, ShardingSpec]:
+    """The part of a tensor that a worker holds as a plain one, and the layout that it is a part of."""
+    session = ref.session
+    session.require_open()
+    session.require_values(f"the part of worker {worker} of a tensor of shape {list(ref.geometry.shape)} is read")
+    storage = ref if isinstance(ref, Storage) else session.derive(ref)
+    read, layout = _read(session, storage, CURRENT, ref.geometry.nbytes, worker)
+    assert layout is not None, "that of a part is told"
+    shape = torch.Size(compute_local_shape(layout, tuple(ref.geometry.shape), worker))
+    geometry = intern_geometry(shape, contiguous_strides(shape), 0, ref.geometry.dtype)
+    return tensor_of_bytes(read.buffers[0], geometry, copies=read.is_shared), layout
 
 
 def _read_directly(session: Session, storage: Storage) -> Buffer | None:
@@ -79,13 +92,19 @@ def _read_directly(session: Session, storage: Storage) -> Buffer | None:
     return data
 
 
-def _read(session: Session, storage: Storage, version: int, nbytes: int) -> Received:
-    """Read a tensor, with room for so many bytes."""
+def _read(
+    session: Session, storage: Storage, version: int, nbytes: int, worker: int | None = None
+) -> tuple[Received, ShardingSpec | None]:
+    """Read a tensor, or the part of one worker, with room for so many bytes."""
     request = next(session.ids)
     site = session.sites.current()
     place = ByteRange("", nbytes) if nbytes >= SHARE_BYTES else None
-    session.outbox.submit(lambda ids: FetchTensor(request, ids[0], version, site, place), [storage])
-    return session.wait_for(request, site)
+    session.outbox.submit(lambda ids: FetchTensor(request, ids[0], version, site, place, worker), [storage])
+    read = session.wait_for(request, site)
+    if isinstance(read.answer, MoreRoomNeeded):
+        return _read(session, storage, version, read.answer.nbytes, worker)
+    assert isinstance(read.answer, TensorRead)
+    return read, None if read.answer.layout is None else spec_of(read.answer.layout)
 
 
 def read_versions(session: Session, storages: Sequence[Storage]) -> tuple[VersionSpan, ...]:

@@ -357,13 +357,15 @@ class ForgetOps(_Record, frozen=True):
 
 class FetchTensor(_Record, frozen=True):
     """`version` PREVIOUS is the value before a write that was skipped, if there was one; KEPT is the value at the end
-    of the last complete step, if the tensor was written since. `place`: shared memory of the client for the bytes."""
+    of the last complete step, if the tensor was written since. `place`: shared memory of the client for the bytes.
+    `worker`: read only the part that this worker holds."""
 
     request: OtherId
     id: Id
     version: Version = CURRENT
     site: SiteId = 0
     place: ByteRange | None = None
+    worker: int | None = None
 
 
 class ReadVersions(_Record, frozen=True):

@@ -174,7 +174,8 @@ class Instructions:
         return spec.normal(create.meta.shape)
 
     def _fetch(self, session: SessionRecord, fetch: FetchTensor, buffer: Buffer | None) -> None:
-        self._buckets.reduce(session, (fetch.id,), "fetch", fetch.site)
+        if fetch.worker is None:  # the part of one worker is read as it is
+            self._buckets.reduce(session, (fetch.id,), "fetch", fetch.site)
         self._reads.fetch(session, fetch, buffer)
 
     def _redistribute(self, session: SessionRecord, move: Redistribute, _: Buffer | None) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 from gt.core.messages import CURRENT, ByteRange, FetchTensor, MoreRoomNeeded, ReadVersions, WorkerFetchTensor
 from gt.core.meta import ITEM_BYTES, TensorMeta
-from gt.dispatcher.errors import NoWorkers
+from gt.dispatcher.errors import InvalidInstruction, NoWorkers
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.request_records import ReadPart
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
 from gt.sharding.distinct_parts import TensorPart, parts_to_read
-from gt.sharding.spec import ShardingSpec
+from gt.sharding.spec import ShardingSpec, compute_local_shape
 from gt.wire.codec import Buffer
 
 
@@ -28,7 +30,8 @@ class TensorReads:
         together."""
         if fetch.version == CURRENT:
             tensor = self._state.tensor(fetch.id)
-            ident, spec = self._source(fetch.id, tensor.spec, tensor.meta)
+            source = fetch.id, tensor.spec
+            ident, spec = source if fetch.worker is not None else self._source(*source, tensor.meta)
             self._read(session, fetch, ident, spec, tensor.meta)
             return
         version = self._state.readable_version(fetch.id)
@@ -52,13 +55,10 @@ class TensorReads:
         self, session: SessionRecord, fetch: FetchTensor, ident: int, spec: ShardingSpec, meta: TensorMeta
     ) -> None:
         """Ask one holder of each part. Those that share memory with the client write to its `place`."""
-        if spec.is_whole:
-            size = -1 if fetch.id in self._state.may_resize else meta.nbytes
-            sizes, workers, layout = [size], [spec.mesh.workers[0]], None
-        else:
-            parts = parts_to_read(spec, meta.shape)
-            sizes = [part.elements * ITEM_BYTES[meta.dtype] for part in parts]
-            workers, layout = [part.workers[0] for part in parts], spec
+        workers, sizes = _part_of(fetch.worker, spec, meta) if fetch.worker is not None else _parts(spec, meta)
+        layout = None if spec.is_whole and fetch.worker is None else spec
+        if spec.is_whole and fetch.id in self._state.may_resize:
+            sizes = [-1]
         place, offset = fetch.place, 0
         if place is not None and sum(sizes) > place.nbytes:
             self._state.require_new_request(fetch.request)
@@ -81,6 +81,21 @@ class TensorReads:
             raise NoWorkers
         self._requests.wait_for_versions(read.request, workers, read.ids)
         self._outgoing.command(workers, ReadVersions(read.request, idents))
+
+
+def _parts(spec: ShardingSpec, meta: TensorMeta) -> tuple[list[int], list[int]]:
+    """A holder of each part of a tensor, and the bytes of the parts."""
+    if spec.is_whole:
+        return [spec.mesh.workers[0]], [meta.nbytes]
+    parts = parts_to_read(spec, meta.shape)
+    return [part.workers[0] for part in parts], [part.elements * ITEM_BYTES[meta.dtype] for part in parts]
+
+
+def _part_of(worker: int, spec: ShardingSpec, meta: TensorMeta) -> tuple[list[int], list[int]]:
+    """A worker, and the bytes of the part that it holds."""
+    if worker not in spec.mesh:
+        raise InvalidInstruction(f"worker {worker} holds no part of a tensor on mesh {spec.mesh}")
+    return [worker], [math.prod(compute_local_shape(spec, meta.shape, worker)) * ITEM_BYTES[meta.dtype]]
 
 
 def _cost(parts: tuple[TensorPart, ...]) -> tuple[int, int]:

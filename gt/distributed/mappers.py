@@ -183,12 +183,11 @@ def to_torch(
         raise LayoutError(
             f"mesh_composer={mesh_composer!r} is no composer: make one, as with ConcatMeshToTensor(mesh, dim)"
         )
-    value = x.cpu() if mesh_composer is None else mesh_composer.compose(parts_of(x, mesh_composer.mesh))
+    value = x.cpu() if mesh_composer is None else mesh_composer.compose(_parts(x, mesh_composer.mesh))
     return value if wanted is None else value.to(wanted)
 
 
-def parts_of(x: torch.Tensor, mesh: DeviceMesh) -> list[torch.Tensor]:
-    """The part of each worker of a mesh as a plain tensor."""
+def _parts(x: torch.Tensor, mesh: DeviceMesh) -> list[torch.Tensor]:
     if not isinstance(x, Tensor):
         raise LayoutError("a plain tensor has no parts on workers: leave the composer out")
     if x.spec.partial:

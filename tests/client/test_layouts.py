@@ -228,6 +228,57 @@ def test_shards_cover_the_tensor(eight_workers):
         assert (seen == spec.mesh.size // (spec.shards(0) * spec.shards(1))).all()
 
 
+@pytest.fixture
+def squares(eight_workers):
+    return gt.mesh((2, 2), ("rows", "columns"))
+
+
+LAID_OUT = ["rows, columns", "columns, -", "-, rows columns", "-, -"]
+
+
+@pytest.mark.parametrize("placements", LAID_OUT)
+def test_the_data_of_a_shard_is_what_its_worker_holds(squares, placements):
+    value = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
+    x = gt.distribute(value, squares, placements)
+    for mine, plain in ((x, value), (x.t(), value.t()), (x[1:, ::2], value[1:, ::2])):
+        for shard in mine.shards().values():
+            assert torch.equal(shard.data, plain[shard.slice]) and type(shard.data) is torch.Tensor
+
+
+def test_the_data_of_a_shard_of_a_partial_tensor_is_an_addend(squares):
+    x = gt.distribute(torch.ones(4), squares, "rows + columns")
+    assert sum(shard.data.sum() for shard in x.shards().values()) == 4
+    shard = x.shards()[0]
+    x.mul_(3)
+    assert shard.data.tolist() == [3, 3], "it is read each time"
+
+
+def test_a_gradient_that_waits_is_read_as_addends(eight_workers):
+    mesh = gt.mesh(2, ("dp",))
+    x, w = [gt.ones(4, 4, mesh=mesh, placements="dp, -").requires_grad_(needs) for needs in (False, True)]
+    (x @ w).sum().backward()
+    addends = [shard.data for shard in w.grad.shards().values()]
+    assert [addend.sum() for addend in addends] == [32, 32] and torch.equal(sum(addends), w.grad.cpu())
+
+
+def test_the_data_of_a_large_shard(squares):
+    x = gt.randn(1024, 1024, mesh=squares, placements="rows, columns")
+    value = x.cpu()
+    assert all(torch.equal(shard.data, value[shard.slice]) for shard in x.shards().values())
+
+
+def test_a_shard_of_a_tensor_that_has_moved_is_refused(squares):
+    x = gt.distribute(torch.ones(4), squares, "rows")
+    shard = x.shards()[0]
+    x.data = x.redistribute(placements="rows columns")
+    assert shard.data.tolist() == [1, 1], "the old tensor, which the shard holds"
+    y = gt.ones(4)
+    shard = y.shards()[y.spec.mesh.workers[0]]
+    y._ref.session.place(y._ref, x.spec)
+    with pytest.raises(gt.LayoutError, match=r"call shards\(\) again"):
+        assert shard.data.tolist()
+
+
 def test_shards_follow_the_tensor(eight_workers):
     ours = gt.shard(torch.arange(10), gt.mesh((2, 2), ("dp", "tp")))
     assert [part.shape for part in ours.shards().values()] == [(3,), (2,), (3,), (2,)]

@@ -57,6 +57,17 @@ def test_the_first_holder_of_each_part_is_asked():
     assert told(harness.tell(FetchTensor(REQUEST, A))) == ["0: fetch A", "2: fetch A"]
 
 
+def test_the_part_of_one_worker_is_asked_of_it_alone():
+    harness = sharded_harness(text="x")
+    assert told(harness.tell(FetchTensor(REQUEST, A, worker=1))) == ["1: fetch A"]
+
+
+def test_a_part_of_a_worker_without_one_is_refused():
+    harness = sharded_harness(text="x")
+    (answer,) = answers(harness.tell(FetchTensor(REQUEST, A, worker=7)))
+    assert isinstance(answer, Rejected) and "worker 7 holds no part" in answer.reason
+
+
 def test_holders_of_no_elements_are_not_asked():
     harness = sharded_harness(text="x", meta=meta(1))
     assert told(harness.tell(FetchTensor(REQUEST, A))) == ["0: fetch A"]
