@@ -26,10 +26,12 @@ from gt.distributed.mappers import (
     ShardTensor2dMesh,
     ShardTensorToMesh,
     TensorToMesh,
+    default_mapper,
     from_torch,
     to_torch,
 )
 from gt.distributed.matmul import matmul
+from gt.distributed.permutations import axis_index, ppermute
 from gt.distributed.plans import ProductPlan, explain
 from gt.sharding.placements import Partial, Replicate, Shard
 from gt.sharding.spec import DeviceMesh, ShardingSpec
@@ -55,7 +57,9 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "axis_index",
     "broadcast",
+    "default_mapper",
     "distribute",
     "explain",
     "from_device_mesh",
@@ -65,6 +69,7 @@ __all__ = [
     "matmul",
     "mesh",
     "open_mesh",
+    "ppermute",
     "reduce_scatter",
     "replicate",
     "send",

@@ -3,7 +3,10 @@ of workers are put together again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,18 +34,24 @@ class TensorToMesh(NamedTuple):
     placements: tuple[Placement, ...]
 
 
-def ReplicateTensorToMesh(mesh: DeviceMesh) -> TensorToMesh:  # noqa: N802
-    """Every worker gets the whole tensor.
+def ReplicateTensorToMesh(  # noqa: N802
+    mesh: DeviceMesh, mesh_shape: Sequence[int] | None = None, mesh_offset: Sequence[int] | None = None
+) -> TensorToMesh:
+    """Every worker gets the whole tensor: of all mappers, with `mesh_shape` only those of a part of the mesh of that
+    shape, which begins at the coordinate `mesh_offset`.
 
     >>> gt.init(workers=2, mode="virtual")
     >>> mesh = gt.mesh(2, ("x",))
     >>> gt.from_torch(torch.ones(4), mesh_mapper=gt.distributed.ReplicateTensorToMesh(mesh)).spec.is_whole
     True
     """
-    return TensorToMesh(mesh, (Replicate(),) * len(require_mesh(mesh).shape))
+    part = _part(mesh, mesh_shape, mesh_offset)
+    return TensorToMesh(part, (Replicate(),) * len(part.shape))
 
 
-def ShardTensorToMesh(mesh: DeviceMesh, dim: int) -> TensorToMesh:  # noqa: N802
+def ShardTensorToMesh(  # noqa: N802
+    mesh: DeviceMesh, dim: int, mesh_shape: Sequence[int] | None = None, mesh_offset: Sequence[int] | None = None
+) -> TensorToMesh:
     """A dim is cut over all workers of the mesh, in its order.
 
     >>> gt.init(workers=2, mode="virtual")
@@ -50,14 +59,18 @@ def ShardTensorToMesh(mesh: DeviceMesh, dim: int) -> TensorToMesh:  # noqa: N802
     >>> gt.from_torch(torch.ones(4, 6), mesh_mapper=gt.distributed.ShardTensorToMesh(mesh, 1)).spec
     ShardingSpec('-, x' on (x=2))
     """
-    return TensorToMesh(mesh, (Shard(dim),) * len(require_mesh(mesh).shape))
+    part = _part(mesh, mesh_shape, mesh_offset)
+    return TensorToMesh(part, (Shard(dim),) * len(part.shape))
 
 
 def ShardTensor2dMesh(  # noqa: N802
-    mesh: DeviceMesh, dims: Sequence[int | None], mesh_shape: Sequence[int] | None = None
+    mesh: DeviceMesh,
+    dims: Sequence[int | None],
+    mesh_shape: Sequence[int] | None = None,
+    mesh_offset: Sequence[int] | None = None,
 ) -> TensorToMesh:
     """The rows of the mesh cut the first of the dims, and its columns the second; None: they get the same. A mesh of
-    another shape is seen as one of `mesh_shape`.
+    as many workers is seen as one of `mesh_shape`.
 
     >>> gt.init(workers=4, mode="virtual")
     >>> mesh = gt.mesh((2, 2), ("rows", "columns"))
@@ -66,7 +79,7 @@ def ShardTensor2dMesh(  # noqa: N802
     ShardingSpec('rows, -' on (rows=2, columns=2))
     """
     placements = [Replicate() if dim is None else Shard(dim) for dim in _pair(dims, "dims")]
-    return TensorToMesh(_seen_as(mesh, mesh_shape), tuple(placements))
+    return TensorToMesh(_rows_and_columns(mesh, mesh_shape, mesh_offset), tuple(placements))
 
 
 class MeshToTensor(NamedTuple):
@@ -96,7 +109,9 @@ class MeshToTensor(NamedTuple):
         return joined[0]
 
 
-def ConcatMeshToTensor(mesh: DeviceMesh, dim: int) -> MeshToTensor:  # noqa: N802
+def ConcatMeshToTensor(  # noqa: N802
+    mesh: DeviceMesh, dim: int, mesh_shape: Sequence[int] | None = None, mesh_offset: Sequence[int] | None = None
+) -> MeshToTensor:
     """The parts of all workers are joined along a dim, in the order of the mesh.
 
     >>> gt.init(workers=2, mode="virtual")
@@ -105,11 +120,15 @@ def ConcatMeshToTensor(mesh: DeviceMesh, dim: int) -> MeshToTensor:  # noqa: N80
     >>> gt.to_torch(x, mesh_composer=gt.distributed.ConcatMeshToTensor(mesh, 0))
     tensor([0, 1, 2, 3])
     """
-    return MeshToTensor(mesh, (dim,) * len(require_mesh(mesh).shape))
+    part = _part(mesh, mesh_shape, mesh_offset)
+    return MeshToTensor(part, (dim,) * len(part.shape))
 
 
 def ConcatMesh2dToTensor(  # noqa: N802
-    mesh: DeviceMesh, dims: Sequence[int], mesh_shape: Sequence[int] | None = None
+    mesh: DeviceMesh,
+    dims: Sequence[int],
+    mesh_shape: Sequence[int] | None = None,
+    mesh_offset: Sequence[int] | None = None,
 ) -> MeshToTensor:
     """The parts along a row of the mesh are joined along the second of the dims, and these along the first.
 
@@ -122,7 +141,7 @@ def ConcatMesh2dToTensor(  # noqa: N802
     rows, columns = _pair(dims, "dims")
     if rows is None or columns is None or rows == columns:
         raise LayoutError(f"dims={tuple(dims)}: a mesh of rows and columns is joined along two different dims")
-    return MeshToTensor(_seen_as(mesh, mesh_shape), (rows, columns))
+    return MeshToTensor(_rows_and_columns(mesh, mesh_shape, mesh_offset), (rows, columns))
 
 
 def _pair(values: Sequence[int | None], name: str) -> Sequence[int | None]:
@@ -131,9 +150,50 @@ def _pair(values: Sequence[int | None], name: str) -> Sequence[int | None]:
     return values
 
 
-def _seen_as(mesh: DeviceMesh, shape: Sequence[int] | None) -> DeviceMesh:
-    wanted = tuple(_pair(require_mesh(mesh).shape if shape is None else shape, "mesh_shape"))
-    return mesh if mesh.shape == wanted else mesh.reshape(wanted, ("rows", "columns"))  # type: ignore[arg-type]
+def _part(mesh: DeviceMesh, shape: Sequence[int] | None, offset: Sequence[int] | None) -> DeviceMesh:
+    own = require_mesh(mesh)
+    return own if shape is None and offset is None else own.submesh(shape, offset)
+
+
+def _rows_and_columns(mesh: DeviceMesh, shape: Sequence[int] | None, offset: Sequence[int] | None) -> DeviceMesh:
+    own = require_mesh(mesh)
+    wanted: Sequence[Any] = _pair(own.shape if shape is None else shape, "mesh_shape")
+    if offset is None and own.shape != tuple(wanted) and math.prod(wanted) == own.size:
+        return own.reshape(wanted, ("rows", "columns"))
+    return _part(own, shape, offset)
+
+
+_default: ContextVar[tuple[TensorToMesh | None, MeshToTensor | None]] = ContextVar("mappers", default=(None, None))
+
+
+@contextlib.contextmanager
+def default_mapper(given: TensorToMesh | MeshToTensor) -> Iterator[None]:
+    """Inside the `with`, gt.from_torch without a mapper or placements uses this mapper; of a composer, gt.to_torch
+    without one. The innermost one counts, in this thread.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> mesh = gt.mesh(2, ("x",))
+    >>> with gt.distributed.default_mapper(gt.distributed.ShardTensorToMesh(mesh, 0)):
+    ...     x = gt.from_torch(torch.ones(4))
+    >>> x.spec
+    ShardingSpec('x' on (x=2))
+    """
+    mapper, composer = _default.get()
+    if isinstance(given, TensorToMesh):
+        token = _default.set((given, composer))
+    elif isinstance(given, MeshToTensor):
+        token = _default.set((mapper, given))
+    else:
+        raise LayoutError(f"{given!r} is no mapper or composer: make one, as with ShardTensorToMesh(mesh, dim)")
+    try:
+        yield
+    finally:
+        _default.reset(token)
+
+
+def current_mapper() -> TensorToMesh | None:
+    """The mapper of the innermost default_mapper."""
+    return _default.get()[0]
 
 
 @ends_on_users_line
@@ -155,14 +215,15 @@ def from_torch(
     """
     wanted = dtype_of(dtype)
     value = x if wanted is None else tensor_of(x).to(wanted)
+    mesh_mapper = current_mapper() if mesh_mapper is None and placements is None else mesh_mapper
     if mesh_mapper is None:
         return distribute(value, mesh, placements)
     if not isinstance(mesh_mapper, TensorToMesh):
         raise LayoutError(f"mesh_mapper={mesh_mapper!r} is no mapper: make one, as with ShardTensorToMesh(mesh, dim)")
     if placements is not None:
         raise LayoutError("mesh_mapper= and placements= both say how the tensor is spread: give one of them")
-    if mesh is not None and set(mesh.workers) != set(mesh_mapper.mesh.workers):
-        raise LayoutError(f"mesh={mesh} and the mapper, which is of mesh {mesh_mapper.mesh}, have different workers")
+    if mesh is not None and not set(mesh_mapper.mesh.workers) <= set(mesh.workers):
+        raise LayoutError(f"the mapper is of mesh {mesh_mapper.mesh}, which is no part of mesh={mesh}")
     return distribute(value, mesh_mapper.mesh, mesh_mapper.placements)
 
 
@@ -179,6 +240,7 @@ def to_torch(
     tensor([0, 1, 2, 3])
     """
     wanted = dtype_of(dtype)
+    mesh_composer = _default.get()[1] if mesh_composer is None else mesh_composer
     if mesh_composer is not None and not isinstance(mesh_composer, MeshToTensor):
         raise LayoutError(
             f"mesh_composer={mesh_composer!r} is no composer: make one, as with ConcatMeshToTensor(mesh, dim)"

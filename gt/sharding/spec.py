@@ -7,6 +7,7 @@ the spec and the worker's coordinate in the mesh, by the functions of this modul
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Hashable, Mapping, Sequence
@@ -144,8 +145,19 @@ class DeviceMesh:
             raise LayoutError(f"mesh {self} has no axis {axis!r}; it has {', '.join(self.axis_names)}")
         return axis
 
-    def submesh(self, **fixed: int) -> DeviceMesh:
-        """The part of the mesh at the given coordinates of the named axes; its axes are the remaining ones."""
+    def submesh(
+        self, shape: Sequence[int] | None = None, offset: Sequence[int] | None = None, **fixed: int
+    ) -> DeviceMesh:  # fmt: skip
+        """The part of the mesh at the given coordinates of the named axes; its axes are the remaining ones. Or the part
+        of a shape, with the same axes, whose first worker is at the coordinate `offset`.
+
+        >>> gt.DeviceMesh((2, 4)).submesh((2, 2), (0, 1)).workers
+        (1, 2, 5, 6)
+        """
+        if shape is not None or offset is not None:
+            if fixed:
+                raise LayoutError(f"submesh() takes a shape and an offset, or {', '.join(fixed)}=, and not both")
+            return self._rectangle(shape, offset)
         for axis, along in fixed.items():
             if not 0 <= along < self.axis_size(self._axis(axis)):
                 raise LayoutError(f"axis {axis!r} of mesh {self} has coordinates 0 to {self.axis_size(axis) - 1}")
@@ -157,6 +169,16 @@ class DeviceMesh:
         ]
         names = [self.axis_names[position] for position in kept]
         return self.subset([self.shape[position] for position in kept], names, workers, self.name)
+
+    def _rectangle(self, shape: Sequence[int] | None, offset: Sequence[int] | None) -> DeviceMesh:
+        starts = (0,) * len(self.shape) if offset is None else tuple(offset)
+        rest = [size - start for start, size in zip(starts, self.shape, strict=False)]
+        sizes = tuple(rest if shape is None else shape)
+        fits = [start >= 0 and 0 < size <= most for start, size, most in zip(starts, sizes, rest, strict=False)]
+        if {len(starts), len(sizes)} != {len(self.shape)} or not all(fits):
+            raise LayoutError(f"mesh {self} has no part of shape {sizes} at offset {starts}")
+        ranges = [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+        return self.subset(sizes, self.axis_names, [self.at(each) for each in itertools.product(*ranges)], self.name)
 
     def record(self) -> MeshRecord:
         return MeshRecord(self.shape, self.axis_names, self.workers, self.name, self.hosts)

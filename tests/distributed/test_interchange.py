@@ -32,6 +32,9 @@ def grid():
         (lambda: ShardTensor2dMesh(grid(), dims=(None, 0), mesh_shape=(2, 4)), "tp, -"),
         (lambda: ShardTensor2dMesh(grid(), dims=(1, None), mesh_shape=(4, 2)), "-, rows"),
         (lambda: ShardTensor2dMesh(gt.mesh(8, ("x",)), dims=(0, 1), mesh_shape=(4, 2)), "rows, columns"),
+        (lambda: ShardTensor2dMesh(grid(), (0, 1), (2, 2), (0, 2)), "dp, tp"),
+        (lambda: ShardTensorToMesh(grid(), 1, mesh_shape=(1, 4), mesh_offset=(1, 0)), "-, dp tp"),
+        (lambda: ReplicateTensorToMesh(grid(), mesh_shape=(2, 1)), "-, -"),
     ],
 )
 def test_mappers(mapper, layout):
@@ -54,12 +57,39 @@ def test_composers_join_what_the_workers_hold(layout, composer, expected):
     assert torch.equal(gt.to_torch(x, mesh_composer=composer()), expected)
 
 
+def test_mappers_and_composers_of_a_part_of_a_mesh():
+    part = {"mesh_shape": (2, 2), "mesh_offset": (0, 2)}
+    x = gt.from_torch(VALUE, mesh=grid(), mesh_mapper=ShardTensor2dMesh(grid(), dims=(0, 1), **part))
+    assert x.spec.mesh.workers == (2, 3, 6, 7) and x.spec.mesh is grid().submesh((2, 2), (0, 2))
+    for composer in (ConcatMesh2dToTensor(grid(), dims=(0, 1), **part), None):
+        assert torch.equal(gt.to_torch(x, mesh_composer=composer), VALUE)
+    y = gt.from_torch(VALUE, mesh_mapper=ShardTensorToMesh(grid(), 0, **part))
+    assert torch.equal(gt.to_torch(y, mesh_composer=ConcatMeshToTensor(grid(), 0, **part)), VALUE)
+    with pytest.raises(LayoutError, match=r"no part of shape \(2, 2\) at offset \(0, 3\)"):
+        ShardTensorToMesh(grid(), 0, (2, 2), (0, 3))
+
+
+def test_default_mappers_and_composers():
+    mapper, composer = ShardTensorToMesh(grid(), 0), ConcatMeshToTensor(grid(), 1)
+    with gt.distributed.default_mapper(mapper), gt.distributed.default_mapper(composer):
+        x = gt.from_torch(VALUE, mesh=grid())
+        assert x.spec is gt.from_torch(VALUE, mesh_mapper=mapper).spec
+        assert gt.to_torch(gt.replicate(VALUE, grid())).shape == (len(VALUE), 8 * VALUE.shape[1])
+        assert gt.from_torch(VALUE, mesh=grid(), placements="-, -").spec.is_whole, "what is said counts"
+        with gt.distributed.default_mapper(ReplicateTensorToMesh(grid())):
+            assert gt.from_torch(VALUE).spec.is_whole
+        assert gt.from_torch(VALUE).spec is x.spec
+    assert gt.from_torch(VALUE, mesh=grid()).spec.is_whole and torch.equal(gt.to_torch(x), VALUE)
+    with pytest.raises(LayoutError, match="is no mapper or composer"), gt.distributed.default_mapper(grid()):
+        pass
+
+
 def test_dtypes_and_mistakes_of_mappers():
     x = gt.from_torch(VALUE, "int32", mesh_mapper=ShardTensorToMesh(grid(), 0))
     assert x.dtype == torch.int32 and gt.to_torch(x, torch.float64).dtype == torch.float64
     with pytest.raises(LayoutError, match="both say how"):
         gt.from_torch(VALUE, mesh_mapper=ShardTensorToMesh(grid(), 0), placements="dp, -")
-    with pytest.raises(LayoutError, match="different workers"):
+    with pytest.raises(LayoutError, match="is no part of mesh="):
         gt.from_torch(VALUE, mesh=gt.mesh(2), mesh_mapper=ShardTensorToMesh(grid(), 0))
     with pytest.raises(LayoutError, match=r"dims=\(1, -1\) name one dim of parts of 2 dims"):
         gt.to_torch(gt.distribute(VALUE, grid(), "-, -"), mesh_composer=ConcatMesh2dToTensor(grid(), (1, -1)))

@@ -78,6 +78,13 @@ def test_axis_groups_divide_a_mesh(mesh, data):
         assert len({tuple([mesh.coordinate(worker)[position] for position in other]) for worker in axis_group}) == 1
 
 
+def test_a_submesh_may_be_a_rectangle():
+    part = GRID.submesh((2, 2), (0, 1))
+    assert (part.shape, part.axis_names, part.workers) == ((2, 2), ("dp", "tp"), (1, 2, 4, 5))
+    assert GRID.submesh((1, 3)) is GRID.submesh((1, 3), (0, 0)) and GRID.submesh(offset=(1, 1)).workers == (4, 5)
+    assert GRID.submesh(GRID.shape) is GRID
+
+
 @given(meshes, st.data())
 @laws
 def test_a_submesh_is_a_part_of_the_grid(mesh, data):
@@ -110,6 +117,12 @@ def test_a_submesh_is_a_part_of_the_grid(mesh, data):
         (lambda: GRID.submesh(pp=0), r"mesh \(dp=2, tp=3\) has no axis 'pp'; it has dp, tp"),
         (lambda: GRID.submesh(tp=3), r"axis 'tp' of mesh \(dp=2, tp=3\) has coordinates 0 to 2"),
         (lambda: GRID.submesh(tp=-1), "coordinates 0 to 2"),
+        (lambda: GRID.submesh((2, 2), (0, 2)), r"mesh \(dp=2, tp=3\) has no part of shape \(2, 2\) at offset \(0, 2\)"),
+        (lambda: GRID.submesh((0, 1)), r"no part of shape \(0, 1\)"),
+        (lambda: GRID.submesh((2,)), r"no part of shape \(2,\)"),
+        (lambda: GRID.submesh((1, 1), (-1, 0)), r"at offset \(-1, 0\)"),
+        (lambda: GRID.submesh((1, 1), (0, 0, 0)), r"at offset \(0, 0, 0\)"),
+        (lambda: GRID.submesh((1, 1), dp=0), "takes a shape and an offset, or dp=, and not both"),
         (lambda: GRID.at((0, 3)), r"mesh \(dp=2, tp=3\) has no coordinate \(0, 3\); its last one is \(1, 2\)"),
         (lambda: GRID.at((-1, 0)), r"no coordinate \(-1, 0\)"),
         (lambda: GRID.at((1,)), r"no coordinate \(1,\)"),
