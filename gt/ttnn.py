@@ -15,9 +15,10 @@ torch.Size([2, 4])
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -27,24 +28,36 @@ from gt.client.layouts import mesh
 from gt.client.tensor import Tensor, to_gt
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError, nearest
+from gt.debug.layout_pictures import visualize_sharding
 from gt.distributed import collectives, mappers
-from gt.sharding.spec import DeviceMesh as MeshDevice
+from gt.sharding.placements import Placement, Replicate, Shard
+from gt.sharding.spec import DeviceMesh
 
+_imported = frozenset(globals())
+MeshDevice = DeviceMesh
 bfloat16, float32, int32, uint8 = torch.bfloat16, torch.float32, torch.int32, torch.uint8
+bfloat8_b = bfloat4_b = torch.bfloat16  # more precise
+uint16, uint32 = torch.int32, torch.int64  # torch has few functions of unsigned numbers
 TILE_LAYOUT, ROW_MAJOR_LAYOUT = "TILE", "ROW_MAJOR"
 DRAM_MEMORY_CONFIG, L1_MEMORY_CONFIG = "DRAM", "L1"
 
 ConcatMeshToTensor, MeshToTensor = mappers.ConcatMeshToTensor, mappers.MeshToTensor
 ReplicateTensorToMesh, ShardTensorToMesh = mappers.ReplicateTensorToMesh, mappers.ShardTensorToMesh
 TensorToMesh = mappers.TensorToMesh
+replicate_tensor_to_mesh_mapper, shard_tensor_to_mesh_mapper = ReplicateTensorToMesh, ShardTensorToMesh
+concat_mesh_to_tensor_composer = ConcatMeshToTensor
+PlacementReplicate, PlacementShard = Replicate, Shard
+distribute = mappers.default_mapper
+visualize_mesh_device = visualize_tensor = visualize_sharding
 
 _OF_DEVICES = """
     layout memory_config compute_kernel_config program_config core_grid num_links topology queue_id cq_id tile pad_value
-    mesh_device subdevice_id chunks_per_sync num_workers_per_link num_buffers_per_channel"""
+    mesh_device cache_file_name fast_and_approximate_mode subdevice_id chunks_per_sync
+    num_workers_per_link num_buffers_per_channel"""
 _SAME_IN_TORCH = """
-    abs add concat cos divide eq erf exp ge gt le log logical_and logical_not logical_or lt maximum mean minimum mul
-    multiply ne neg ones_like permute pow reciprocal relu reshape rsqrt sigmoid sin sqrt square squeeze sub subtract sum
-    tanh transpose unsqueeze where zeros_like"""
+    abs add argmax ceil clamp clone concat cos divide eq erf exp floor ge gt le log log1p logical_and logical_not
+    logical_or lt maximum mean minimum mul multiply ne neg ones_like permute pow prod reciprocal relu reshape rsqrt rsub
+    sigmoid sign sin split sqrt square squeeze sub subtract sum tanh transpose tril triu unsqueeze where zeros_like"""
 _ignored, _same_in_torch = frozenset(_OF_DEVICES.split()), frozenset(_SAME_IN_TORCH.split())
 
 
@@ -70,17 +83,89 @@ class MeshShape(tuple[int, ...]):
         return super().__new__(cls, sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes)
 
 
+class MeshCoordinate(MeshShape):
+    """The place of a worker in a mesh: `MeshCoordinate(0, 2)`."""
+
+    __slots__ = ()
+
+
+class Layout:
+    """The layouts of TT-NN's memory, which have no meaning."""
+
+    TILE, ROW_MAJOR = TILE_LAYOUT, ROW_MAJOR_LAYOUT
+
+
+class Topology:
+    """The ways of TT-NN's collectives, which have no meaning."""
+
+    Linear, Ring, Mesh, Torus = "LINEAR", "RING", "MESH", "TORUS"
+
+
+class MeshMapperConfig(NamedTuple):
+    """A placement for each axis of a mesh, or of the part of it with another shape."""
+
+    placements: Sequence[Placement]
+    mesh_shape_override: Sequence[int] | None = None
+
+
+class MeshComposerConfig(NamedTuple):
+    """The dim along which the parts along each axis of a mesh are joined."""
+
+    dims: Sequence[int]
+    mesh_shape_override: Sequence[int] | None = None
+
+
 @ends_on_users_line
-def open_mesh_device(mesh_shape: Sequence[int] | None = None, *_: object, **__: object) -> MeshDevice:
-    """A mesh of the first workers, by default of all in one row. Settings of devices have no meaning."""
-    shape = (1, len(active_session.current().workers)) if mesh_shape is None else tuple(mesh_shape)
+def open_mesh_device(
+    mesh_shape: Sequence[int] | None = None,
+    *_: object,
+    offset: Sequence[int] | None = None,
+    physical_device_ids: Sequence[int] = (),
+    **__: object,
+) -> MeshDevice:
+    """A mesh of the first workers, or of those with the ids, by default of all in one row. Settings of devices have no
+    meaning."""
+    if offset is not None and any(offset):
+        raise LayoutError(
+            f"offset={tuple(offset)}: workers have no places of their own; name them, physical_device_ids="
+        )
+    count = len(physical_device_ids) or len(active_session.current().workers)
+    shape = (1, count) if mesh_shape is None else tuple(mesh_shape)
     names = ("rows", "columns") if len(shape) == 2 else [f"axis{number}" for number in range(len(shape))]
-    return mesh(shape, names)
+    return mesh(shape, names, physical_device_ids)
 
 
-def close_mesh_device(_: MeshDevice) -> None:
+def open_device(device_id: int = 0, **_: object) -> MeshDevice:
+    """The mesh of one worker."""
+    return open_mesh_device((1, 1), physical_device_ids=(device_id,))
+
+
+def close_mesh_device(_: MeshDevice | None = None) -> None:
     """Wait for all ops so far. The workers go on, and end with the program or by gt.shutdown()."""
     active_session.current().synchronize()
+
+
+close_device = synchronize_device = close_mesh_device
+
+
+def get_num_devices() -> int:
+    return len(active_session.current().workers)
+
+
+@contextlib.contextmanager
+def create_mesh_device(*args: Any, **settings: Any) -> Iterator[MeshDevice]:
+    """A mesh for a block of the program."""
+    opened = open_mesh_device(*args, **settings)
+    yield opened
+    close_mesh_device(opened)
+
+
+def create_mesh_mapper(mesh_device: MeshDevice, config: MeshMapperConfig) -> mappers.TensorToMesh:
+    return TensorToMesh(mappers.seen_as(mesh_device, config.mesh_shape_override), tuple(config.placements))
+
+
+def create_mesh_composer(mesh_device: MeshDevice, config: MeshComposerConfig) -> mappers.MeshToTensor:
+    return MeshToTensor(mappers.seen_as(mesh_device, config.mesh_shape_override), tuple(config.dims))
 
 
 def ShardTensor2dMesh(  # noqa: N802
@@ -99,12 +184,25 @@ def ConcatMesh2dToTensor(  # noqa: N802
 
 @_without_devices
 def from_torch(
-    tensor: torch.Tensor, *, device: MeshDevice | None = None, mesh_mapper: mappers.TensorToMesh | None = None
+    tensor: torch.Tensor,
+    dtype: torch.dtype | None = None,
+    *,
+    device: MeshDevice | None = None,
+    mesh_mapper: mappers.TensorToMesh | None = None,
 ) -> torch.Tensor:
     """A copy of a tensor on a mesh, whole on each worker without a mapper. Without both it stays in this process."""
-    if device is None and mesh_mapper is None:
-        return tensor
-    return mappers.from_torch(tensor, mesh=device, mesh_mapper=mesh_mapper)
+    if device is None and mesh_mapper is None and mappers.current_mapper() is None:
+        return tensor if dtype is None else tensor.to(dtype)
+    return mappers.from_torch(tensor, dtype, mesh=device, mesh_mapper=mesh_mapper)
+
+
+as_tensor = from_torch
+
+
+def distribute_tensor(
+    tensor: torch.Tensor, mapper: mappers.TensorToMesh, mesh_device: MeshDevice | None = None
+) -> torch.Tensor:
+    return from_torch(tensor, device=mesh_device, mesh_mapper=mapper)  # type: ignore[no-any-return]
 
 
 @_without_devices
@@ -117,14 +215,25 @@ def to_torch(
 
 @_without_devices
 def to_device(tensor: torch.Tensor, device: MeshDevice) -> torch.Tensor:
-    """The tensor on a mesh, whole on each worker."""
+    """The tensor on a mesh: as it lies there, if it does, and otherwise whole on each worker."""
+    if isinstance(tensor, Tensor) and set(tensor.spec.mesh.workers) <= set(device.workers):
+        return tensor
     return collectives.broadcast(tensor, mesh=device)
 
 
 @_without_devices
 def to_layout(tensor: torch.Tensor, _: object = None) -> torch.Tensor:
-    """The tensor itself: tiles are of TT-NN's devices."""
+    """The tensor itself: tiles and kinds of memory are of TT-NN's devices."""
     return tensor
+
+
+to_memory_config = to_layout
+
+
+@_without_devices
+def from_device(tensor: torch.Tensor) -> torch.Tensor:
+    """The value as a plain tensor."""
+    return tensor.cpu()
 
 
 @_without_devices
@@ -253,5 +362,5 @@ def _partial_axes(tensor: Tensor, cluster_axis: int | None) -> list[str]:
 def __getattr__(name: str) -> Any:
     if name in _same_in_torch:
         return _without_devices(getattr(torch, name))
-    known = [*_same_in_torch, *[each for each in globals() if not each.startswith("_")]]
+    known = [*_same_in_torch, *[each for each in globals() if not each.startswith("_") and each not in _imported]]
     raise AttributeError(f"gt.ttnn has no {name!r}; {nearest(name, known)}: use torch's function, which works as well")

@@ -29,7 +29,7 @@ ALLOWED = {
     "data": "client core sharding",
     "debug": "client core monitor sharding",
     "signal": "client core",
-    "ttnn": "client core distributed sharding",
+    "ttnn": "client core debug distributed sharding",
     "garbage_collection": "",
     "lazy_launch": "",
     "keys": "core wire",

@@ -57,6 +57,33 @@ def test_data_parallel_in_one_row():
     assert ttnn.softmax(c, dim=-1, dtype=ttnn.bfloat16).dtype == torch.bfloat16
 
 
+def test_placements_and_a_move_to_the_mesh_in_two_steps():
+    mesh_device = ttnn.open_mesh_device(ttnn.MeshShape(1, 2))
+    value = torch.cat([torch.full((1, 1, 32, 32), number) for number in (1.0, 2.0)], dim=3)
+    config = ttnn.MeshMapperConfig(placements=[ttnn.PlacementReplicate(), ttnn.PlacementShard(3)])
+    mapper = ttnn.create_mesh_mapper(mesh_device, config)
+    x = ttnn.from_torch(value, ttnn.float32, mesh_mapper=mapper, layout=ttnn.Layout.TILE)
+    x = ttnn.to_device(x, mesh_device, memory_config=ttnn.L1_MEMORY_CONFIG)
+    assert [part.unique().tolist() for part in ttnn.get_device_tensors(x)] == [[1], [2]], "it lies as the mapper said"
+    composer = ttnn.create_mesh_composer(mesh_device, ttnn.MeshComposerConfig([2, 3]))
+    gathered = ttnn.all_gather(x, dim=3, num_links=1, topology=ttnn.Topology.Ring)
+    assert torch.equal(ttnn.to_torch(x, mesh_composer=composer), value)
+    assert torch.equal(ttnn.get_device_tensors(gathered)[1], value)
+    ttnn.visualize_tensor(x)
+    ttnn.close_device(mesh_device)
+
+
+def test_a_default_mapper_and_a_part_of_the_workers():
+    with ttnn.create_mesh_device(ttnn.MeshShape(2, 2), physical_device_ids=[4, 5, 6, 7]) as mesh_device:
+        with ttnn.distribute(ttnn.ShardTensorToMesh(mesh_device, dim=0)):
+            x = ttnn.from_torch(torch.arange(8), layout=ttnn.TILE_LAYOUT, device=mesh_device)
+            y = ttnn.as_tensor(torch.arange(8), cache_file_name=None)
+        with ttnn.distribute(ttnn.ConcatMeshToTensor(mesh_device, dim=0)):
+            assert ttnn.to_torch(x + y).tolist() == [2 * number for number in range(8)]
+    assert x.spec is y.spec and x.spec.mesh.workers == (4, 5, 6, 7)
+    assert ttnn.open_device(3).workers == (3,) and ttnn.get_num_devices() == 8
+
+
 @pytest.mark.parametrize(
     ("work", "kind", "said"),
     [
@@ -64,6 +91,7 @@ def test_data_parallel_in_one_row():
         (lambda x: ttnn.all_reduce(x), gt.LayoutError, "is not partial there"),
         (lambda x: ttnn.all_gather(x, dim=0, cluster_axis=2), gt.LayoutError, "cluster_axis=2 is no axis"),
         (lambda x: ttnn.linear(x, x.t(), activation="rely"), gt.LayoutError, "did you mean 'relu'?"),
+        (lambda x: ttnn.open_mesh_device((1, 2), offset=(0, 1)), gt.LayoutError, "physical_device_ids="),
         (lambda x: ttnn.soft_max(x), AttributeError, "gt.ttnn has no 'soft_max'; did you mean 'softmax'?"),
         (lambda x: ttnn.relu(x, memory_confg=None), TypeError, "memory_confg"),
     ],

@@ -155,12 +155,19 @@ def _part(mesh: DeviceMesh, shape: Sequence[int] | None, offset: Sequence[int] |
     return own if shape is None and offset is None else own.submesh(shape, offset)
 
 
-def _rows_and_columns(mesh: DeviceMesh, shape: Sequence[int] | None, offset: Sequence[int] | None) -> DeviceMesh:
+def seen_as(
+    mesh: DeviceMesh, shape: Sequence[int] | None = None, offset: Sequence[int] | None = None
+) -> DeviceMesh:  # fmt: skip
+    """A mesh as one of another shape with as many workers, or the part of it that has a shape."""
     own = require_mesh(mesh)
-    wanted: Sequence[Any] = _pair(own.shape if shape is None else shape, "mesh_shape")
-    if offset is None and own.shape != tuple(wanted) and math.prod(wanted) == own.size:
-        return own.reshape(wanted, ("rows", "columns"))
-    return _part(own, shape, offset)
+    if shape is None or offset is not None or own.shape == tuple(shape) or math.prod(shape) != own.size:
+        return _part(own, shape, offset)
+    return own.reshape(shape, ("rows", "columns") if len(shape) == 2 else ())
+
+
+def _rows_and_columns(mesh: DeviceMesh, shape: Sequence[int] | None, offset: Sequence[int] | None) -> DeviceMesh:
+    _pair(require_mesh(mesh).shape if shape is None else shape, "mesh_shape")
+    return seen_as(mesh, shape, offset)
 
 
 _default: ContextVar[tuple[TensorToMesh | None, MeshToTensor | None]] = ContextVar("mappers", default=(None, None))

@@ -146,7 +146,7 @@ class DeviceMesh:
         return axis
 
     def submesh(
-        self, shape: Sequence[int] | None = None, offset: Sequence[int] | None = None, **fixed: int
+        self, shape: Sequence[int] | None = None, offset: Sequence[int] | None = None, /, **fixed: int
     ) -> DeviceMesh:  # fmt: skip
         """The part of the mesh at the given coordinates of the named axes; its axes are the remaining ones. Or the part
         of a shape, with the same axes, whose first worker is at the coordinate `offset`.

@@ -81,7 +81,7 @@ def test_axis_groups_divide_a_mesh(mesh, data):
 def test_a_submesh_may_be_a_rectangle():
     part = GRID.submesh((2, 2), (0, 1))
     assert (part.shape, part.axis_names, part.workers) == ((2, 2), ("dp", "tp"), (1, 2, 4, 5))
-    assert GRID.submesh((1, 3)) is GRID.submesh((1, 3), (0, 0)) and GRID.submesh(offset=(1, 1)).workers == (4, 5)
+    assert GRID.submesh((1, 3)) is GRID.submesh((1, 3), (0, 0)) and GRID.submesh(None, (1, 1)).workers == (4, 5)
     assert GRID.submesh(GRID.shape) is GRID
 
 
