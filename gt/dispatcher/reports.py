@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gt.core.errors import ProtocolError
-from gt.core.ids import session_of
+from gt.core.ids import is_dispatcher_id, session_of
 from gt.core.messages import Failed, NotCompiled, OpFailed, StoreReady
 from gt.dispatcher.deferred_failures import DeferredFailure, DeferredFailures
 from gt.dispatcher.group_store import GroupStore
@@ -66,6 +66,15 @@ class Reports:
                 self._requests.add_reply(worker, report, None)
         elif self._state.lost_peer(report.failure) is None and not self._state.has_ended(report.session):
             self._outgoing.answer(report.session, report)
+            self._drop_failed_copies(report.failure.origin)
+
+    def _drop_failed_copies(self, origin: int) -> None:
+        """Drop all copies of a session after a move of one has failed: the next op that needs one moves it again. The
+        failure of copies that were gathered together names the first of them only."""
+        if is_dispatcher_id(origin):
+            session = session_of(origin)
+            idents = [ident for ident in self._state.copies if session_of(ident) == session]
+            self._outgoing.free(self._state.drop_copies(idents))
 
     def _pass_on_not_compiled(self, worker: int, report: NotCompiled) -> None:
         if self._state.has_ended(report.session):

@@ -60,6 +60,7 @@ class InProcessChannel:
             self.dispatcher.make_ready(executor.worker)
         self._session = self.dispatcher.open_session("here", os.getpid())
         self._arrived: deque[Received] = deque()
+        self._reactions: list[Outgoing] = []  # of the dispatcher to reports
         self._lock = threading.Lock()  # held by the thread that uses the dispatcher
 
     def _make_executor(self, worker: int, backend: str, compiling: CompileSettings) -> Executor:
@@ -111,11 +112,17 @@ class InProcessChannel:
                 return executor.read(ident)
 
     def _deliver(self, outgoing: Sequence[Outgoing]) -> None:
+        """Deliver messages, and then those that the reports of the workers give rise to."""
+        while outgoing:
+            if len(self.executors) == 1:
+                self._deliver_alone(outgoing)
+            else:
+                self._deliver_to_several(outgoing)
+            outgoing, self._reactions = self._reactions, []
+
+    def _deliver_to_several(self, outgoing: Sequence[Outgoing]) -> None:
         """Collect commands by worker and run them together. Before a command in which workers exchange tensors, all
         commands before it are run."""
-        if len(self.executors) == 1:
-            self._deliver_alone(outgoing)
-            return
         waiting: dict[int, tuple[list[Command], list[Buffer]]] = {}
         for message in outgoing:
             if isinstance(message, ToClient):
@@ -167,7 +174,7 @@ class InProcessChannel:
 
     def _pass_on(self, worker: int, reports: Sequence[tuple[Report, Buffer | None]]) -> None:
         for report, buffer in reports:
-            self._deliver(self.dispatcher.report(worker, report, buffer))
+            self._reactions += self.dispatcher.report(worker, report, buffer)
 
     def wait(self) -> None:
         """Answers are here when `send` returns, so this waits only for a batch that another thread is sending."""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gt.core.messages import DropCopies, FreeTensors
+from gt.core.messages import DropCopies, FreeTensors, OpFailed
 from tests.dispatcher_harness import (
     OP,
     OP2,
@@ -19,7 +19,7 @@ from tests.dispatcher_harness import (
     sharded_harness,
     told,
 )
-from tests.records import ADD_, LARGE, NO_RULE, SMALL, meta, own, signature
+from tests.records import ADD_, FAILURE, LARGE, NO_RULE, SMALL, meta, own, signature
 
 
 def test_copies_are_freed_with_their_tensor():
@@ -41,6 +41,21 @@ def test_copies_are_dropped_on_request_and_made_again():
     assert harness.state.copies == {}
     assert told(harness.tell(run(OP, (A,), (C,)))) == ["0+1: c3(A) -> c4", "0 1: op(c4) -> C"]
     assert told(harness.tell(DropCopies((A,)), DropCopies((A,)))) == ["0 1: free c4"]
+
+
+def test_a_copy_whose_move_has_failed_is_made_again():
+    harness = gathered_harness()
+    failure = msgspec.structs.replace(FAILURE, origin=given(2))
+    sent = [harness.report(worker, OpFailed(1, failure)) for worker in (0, 1)]
+    assert list(map(told, sent)) == [["client: OpFailed", "0 1: free c2"], ["client: OpFailed"]]
+    assert harness.state.copies == {}
+    assert told(harness.tell(run(OP, (A,), (C,)))) == ["0+1: c3(A) -> c4", "0 1: op(c4) -> C"]
+
+
+def test_the_failure_of_an_op_drops_no_copies():
+    harness = gathered_harness()
+    assert told(harness.report(0, OpFailed(1, msgspec.structs.replace(FAILURE, origin=B)))) == ["client: OpFailed"]
+    assert harness.state.copies
 
 
 def test_an_input_that_is_read_and_written_is_one_tensor():

@@ -123,3 +123,22 @@ def test_a_worker_with_a_limit_refuses_what_is_over_it(backend, nbytes):
     assert "has no room for" in text and "tensors hold session " in text
     assert int(total) == nbytes
     assert "memory" in listed[0] and print_bytes(memory) in listed[1]
+
+
+def test_a_copy_that_had_no_room_is_made_when_there_is(four_workers, monkeypatch):
+    mesh = gt.mesh(2, ("x",))
+    x, w = gt.distribute(torch.ones(2048, 512), mesh, "x, -"), gt.to(torch.ones(512, 512))
+    assert w.sum().item() == 512**2
+    reserve, left = MemoryGuard.reserve, [1]
+
+    def refuse_once(guard, nbytes):
+        if nbytes >= MIB and left:
+            left.pop()
+            raise LimitError("no room")
+        reserve(guard, nbytes)
+
+    monkeypatch.setattr(MemoryGuard, "reserve", refuse_once)
+    product = x @ w
+    with pytest.raises(LimitError, match="no room"):
+        product.sum().item()
+    assert (x @ w).sum().item() == 2048 * 512**2
