@@ -27,6 +27,9 @@ _WAYS_OUT = {
         "change as attn_mask",
     ),
     "_cond_op_wrapper": ("torch.cond", "use an if: a comparison of GT tensors reads its value"),
+    "_while_loop_op_wrapper": ("while_loop", "use a while: a comparison of GT tensors reads its value"),
+    "run_flattened_scan": ("scan", "use a for"),
+    "run_flattened_map": ("map", "use a for, or torch.vmap"),
 }
 
 
@@ -60,8 +63,8 @@ def _naming_gt(compiled: Callable[..., Any], name: str, tensor: type[torch.Tenso
         try:
             return compiled(*args, **kwargs)
         except Exception as error:
-            is_dynamos = type(error).__module__.startswith("torch._dynamo")
-            if not is_dynamos or not any(isinstance(leaf, tensor) for leaf in tree_leaves((args, kwargs))):
+            is_refusal = name in _WAYS_OUT or type(error).__module__.startswith("torch._dynamo")
+            if not is_refusal or not any(isinstance(leaf, tensor) for leaf in tree_leaves((args, kwargs))):
                 raise
             known, way_out = _WAYS_OUT.get(name, (name, 'leave out fullgraph=True, or compile it with backend="gt"'))
         raise NotImplementedError(

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import flex_attention
 
 import gt
@@ -64,6 +66,9 @@ def _attention(x):
     [
         (_attention, "flex_attention does not work on GT tensors: .*scaled_dot_product_attention"),
         (lambda x: torch.cond(x.sum() > 0, lambda: x + 1, lambda: x - 1), "torch.cond does not work on GT .* an if"),
+        (lambda x: while_loop(lambda a: a.sum() < 9, lambda a: (a + 1,), (x,)), "while_loop does .* use a while"),
+        (lambda x: scan(lambda carry, row: (carry + row, row), x[0], x), "^scan does not .* use a for"),
+        (lambda x: torch._higher_order_ops.map(lambda row: row + 1, x), "^map does not .* torch.vmap"),
         (lambda x: torch.compile(_attention, backend="eager", fullgraph=True)(x), "_attention .* leave out fullgraph"),
     ],
 )
