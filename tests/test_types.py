@@ -32,7 +32,11 @@ reveal_type(scaled(gt.ones(2), 3))              # Tensor
 reveal_type(halved(gt.ones(2)))                 # Tensor
 reveal_type(gt.shard(gt.ones(2), gt.mesh(1)).spec)  # ShardingSpec
 reveal_type(gt.distributed.matmul(gt.ones(2, 2), gt.ones(2, 2)))  # Tensor
+reveal_type(gt.distributed.ppermute(gt.ones(2), "x", []).spec)  # ShardingSpec
+reveal_type(gt.distributed.is_initialized())    # bool
+reveal_type(gt.ones(2).shards()[0].data)        # Tensor
 gt.no_such_name             # error
+gt.distributed.no_such_name  # error
 gt.nn.NoSuchLayer           # error
 scaled(gt.ones(2), "a")     # error
 scaled(gt.ones(2))          # error

@@ -8,9 +8,12 @@ ShardingSpec('tp, -' on (tp=2))
 `gt.mesh`, `gt.distribute`, `gt.shard`, `gt.replicate` and the classes of layouts are the same under both names.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed
+
+if TYPE_CHECKING:
+    from torch.distributed import *  # noqa: F403
 
 from gt.client.creation import distribute, replicate, shard
 from gt.client.layouts import LocalShard, Topology, mesh
@@ -78,10 +81,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Other names are torch's: a script that does `import gt as torch` may ask whether it `is_initialized()`."""
-    if name.startswith("__") or hasattr(torch.distributed, name):
-        return getattr(torch.distributed, name)
-    hint = nearest(name, [*__all__, *dir(torch.distributed)])
-    hint = hint if hint.startswith("did you mean") else nearest(name, __all__)
-    raise AttributeError(f"module 'gt.distributed' has no attribute {name!r}, and neither has torch; {hint}")
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Other names are torch's: a script that does `import gt as torch` may ask whether it `is_initialized()`."""
+        if name.startswith("__") or hasattr(torch.distributed, name):
+            return getattr(torch.distributed, name)
+        hint = nearest(name, [*__all__, *dir(torch.distributed)])
+        hint = hint if hint.startswith("did you mean") else nearest(name, __all__)
+        raise AttributeError(f"module 'gt.distributed' has no attribute {name!r}, and neither has torch; {hint}")
