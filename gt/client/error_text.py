@@ -9,7 +9,7 @@ import torch
 
 from gt.client.call_sites import Site
 from gt.core.errors import LimitError, OpError
-from gt.core.messages import Failure, Gathered, Lost, LostLine, NotCompiled
+from gt.core.messages import Failure, Gathered, Left, Lost, LostLine, NotCompiled
 from gt.core.readable_units import print_bytes
 from gt.core.refusal_kinds import OP_NOT_ALLOWED
 
@@ -100,6 +100,15 @@ def describe_loss(
         f"{issued}worker {lost.worker} (pid {lost.pid}) {ending}; {last}. The tensors it held are lost; those of other "
         f"workers can still be read, and gt.recover(model) brings back weights that others hold too. Start again with "
         f"gt.shutdown() and gt.init() or gt.connect().{_list_lost_tensors(lines)}"
+    )
+
+
+def describe_departure(left: Left | Lost, site: Site | None = None) -> str:
+    """`site`: as of `describe_loss`."""
+    issued = "" if site is None else f"{quote(site)}\n  needed a worker that has left:\n  "
+    return (
+        f"{issued}worker {left.worker} (pid {left.pid}) {left.reason}; its tensors move to other workers, on which the "
+        f"program goes on. Meshes and signals that name it fail from now on: name workers of gt.workers()"
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from gt.client.call_sites import Sites
 from gt.client.error_text import (
+    describe_departure,
     describe_eager_scope,
     describe_gathering,
     describe_loss,
@@ -25,6 +26,7 @@ from gt.core.messages import (
     Failure,
     Gathered,
     Joined,
+    Left,
     Lost,
     NotCompiled,
     OpFailed,
@@ -56,7 +58,7 @@ class Inbox:
         self,
         channel: ClientChannel,
         sites: Sites,
-        note_workers: Callable[[Joined | Lost], None] = lambda _: None,
+        note_workers: Callable[[Joined | Lost | Left], None] = lambda _: None,
         display: ProgressDisplay | None = None,
     ) -> None:
         self.failures: list[Failure] = []
@@ -74,6 +76,7 @@ class Inbox:
         self._refused = ""
         self._status = ""
         self._known: deque[int] = deque(maxlen=REMEMBERED)
+        self._drained: set[int] = set()  # workers that gave their tensors to others before they ended
         self._losses: dict[int, Lost] = {}  # the news of lost workers, with the tensors that are lost
 
     def wait(self, request: int, seconds: float = math.inf) -> Received:
@@ -156,7 +159,9 @@ class Inbox:
             raise
         for received in arrived:
             answer = received.answer
-            if isinstance(answer, Joined | Lost):  # an answer to a request may tell of a loss before the news does
+            if isinstance(
+                answer, Joined | Lost | Left
+            ):  # an answer to a request may tell of a loss before the news does
                 self._note_workers(answer)
             if isinstance(answer, OpFailed):
                 self._note(answer.failure)
@@ -164,9 +169,8 @@ class Inbox:
                 self._status = answer.reason
             elif isinstance(answer, Refused | SessionEnded) or (isinstance(answer, Rejected) and answer.request == 0):
                 self._note_end(answer)
-            elif isinstance(answer, Lost) and answer.request == 0:
-                self._losses[answer.worker] = answer
-                log.warning("%s", self._describe_loss(answer))
+            elif isinstance(answer, Left) or (isinstance(answer, Lost) and answer.request == 0):
+                self._note_departure(answer)
             elif isinstance(answer, Joined | Uploaded):
                 continue
             elif isinstance(answer, Gathered | NotCompiled):
@@ -176,6 +180,15 @@ class Inbox:
             else:
                 self._answers[answer.request] = received  # type: ignore[union-attr]
         return bool(arrived)
+
+    def _note_departure(self, news: Lost | Left) -> None:
+        if isinstance(news, Left):
+            self._drained.add(news.worker)
+            log.warning("%s", describe_departure(news))
+        else:
+            self._drained.discard(news.worker)
+            self._losses[news.worker] = news
+            log.warning("%s", self._describe_loss(news))
 
     def _note_end(self, answer: Refused | Rejected | SessionEnded) -> None:
         """The session cannot go on. Raises SessionLost if somebody has ended it."""
@@ -253,6 +266,8 @@ class Inbox:
         site = self._sites.lookup(answer.site) if answer.site else None
         news = self._losses.get(answer.worker, answer)
         lines = [(self._sites.text(line.site) if line.site else "", line) for line in news.lines]
+        if answer.worker in self._drained:
+            return describe_departure(answer, site)
         return describe_loss(answer, self._channel.how_it_ended(answer.pid), site, lines)
 
     def _describe_wait(self) -> str:

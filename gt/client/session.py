@@ -46,6 +46,7 @@ from gt.core.messages import (
     Goodbye,
     Instruction,
     Joined,
+    Left,
     Lost,
     PlaceTensor,
     Queried,
@@ -160,15 +161,16 @@ class Session:
             self.scope_resolver = ScopeResolver(self, self._auto_shard)
         return self.scope_resolver
 
-    def _note_workers(self, news: Joined | Lost) -> None:
-        """A worker has joined or was lost: scopes and meshes mean the connected workers from now on, and constants that
-        lay on a lost worker, or were uploaded while there was none, are uploaded anew."""
-        if isinstance(news, Lost) and all(info.worker != news.worker for info in self.workers):
-            return  # an answer to a request told of this loss before
+    def _note_workers(self, news: Joined | Lost | Left) -> None:
+        """Workers have changed: scopes and meshes mean the connected ones from now on, and constants that lay on a lost
+        one, or were uploaded while there was none, are uploaded anew."""
+        if not isinstance(news, Joined) and all(info.worker != news.worker for info in self.workers):
+            return  # an earlier answer told of this
         self.upload_cache.forget()
-        others = [info for info in self.workers if not isinstance(news, Lost) or info.worker != news.worker]
+        changed = news.worker.worker if isinstance(news, Joined) else news.worker
+        others = [info for info in self.workers if info.worker != changed]
         if isinstance(news, Joined):
-            others = [*[info for info in others if info.worker != news.worker.worker], news.worker]
+            others.append(news.worker)
             self.on_cpu = self.on_cpu and news.worker.device == "cpu"
             self.known_workers.add(news.worker.worker)
         self.workers = tuple(others)

@@ -923,10 +923,17 @@ class TimelineReport(_Record, tag="Timeline", frozen=True):
     memory: tuple[tuple[int, int], ...] = ()
 
 
+TOLD_TO_END = "it was told to end (SIGTERM)"
+
+
+class Leaving(_Record, frozen=True):
+    """A worker was told to end. It goes on until its tensors are with other workers, or its time is over."""
+
+
 Report = Union[
     Fetched, Uploaded, Queried, Failed, OpFailed, Synchronized, Versions, Traffic, Stats, MemoryReport, NonFiniteReport,
     TimelineReport, Progress,
-    StoreReady, NotCompiled, Goodbye,
+    StoreReady, NotCompiled, Leaving, Goodbye,
 ]  # fmt: skip
 
 
@@ -1110,6 +1117,14 @@ class Joined(_Record, frozen=True):
     worker: WorkerInfo
 
 
+class Left(_Record, frozen=True):
+    """News: a worker leaves, and its tensors move to others. If some cannot in time, a `Lost` follows."""
+
+    worker: int
+    pid: int
+    reason: Text
+
+
 class Gathered(_Record, frozen=True):
     """News: the inputs of an op are gathered, because it has no rule for this call, or because the client waits for
     its results (`is_query`)."""
@@ -1129,6 +1144,6 @@ class Rejected(_Record, frozen=True):
 Answer = Union[
     TensorRead, MoreRoomNeeded, Uploaded, Queried, Failed, OpFailed, Synchronized, VersionsRead, Located, TrafficRead,
     StatsRead, MemoryRead, NonFiniteRead, TimelineRead, StoryRead, WorkersRead, Published, Subscribed,
-    NotPublished, SessionsRead, SessionEnded, Lost, Joined, Gathered, NotCompiled,
+    NotPublished, SessionsRead, SessionEnded, Lost, Joined, Left, Gathered, NotCompiled,
     Rejected, Welcome, Refused, Waiting, Goodbye, Resumed, AckMessages,
 ]  # fmt: skip

@@ -84,6 +84,7 @@ class Settings(msgspec.Struct, frozen=True):
     timeout: float = 60.0
     heartbeat_timeout: float = 5.0
     lease: float = 300.0
+    drain: float = 5.0
     keys: str = ""
     insecure: bool = False
     interface: str = ""
@@ -225,6 +226,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "GT_TIMEOUT": ("timeout", _seconds),
     "GT_HEARTBEAT_TIMEOUT": ("heartbeat_timeout", _seconds),
     "GT_LEASE": ("lease", parse_lease),
+    "GT_DRAIN": ("drain", _seconds),
     "GT_KEYS": ("keys", str),
     "GT_INSECURE": ("insecure", _flag),
     "GT_INTERFACE": ("interface", str),

@@ -11,19 +11,24 @@ from gt.core.limits import Limits
 from gt.core.message_events import Observer
 from gt.core.message_fields import PAYLOAD_RECORDS, owner_of
 from gt.core.messages import (
+    TOLD_TO_END,
+    Failed,
     Goodbye,
     Instruction,
+    Leaving,
     Progress,
     ReadStory,
     Rejected,
     Report,
     RunSegment,
+    Synchronized,
     TimelineReport,
     WorkerInfo,
     WorkerReportProgress,
 )
 from gt.core.refusal_kinds import RefusalKind
 from gt.dispatcher.fair_queue import FairQueue, Mark
+from gt.dispatcher.gradient_buckets import GradientBuckets
 from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.instructions import Instructions
 from gt.dispatcher.membership import Membership
@@ -43,6 +48,7 @@ from gt.dispatcher.state import State
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.dispatcher.tensor_stories import tell_story
 from gt.dispatcher.transactions import Transactions
+from gt.dispatcher.worker_drains import WorkerDrains
 from gt.dispatcher.worker_records import LOOPBACK, DeadWorker
 from gt.wire.codec import Buffer
 from gt.wire.refusals import shorten
@@ -83,7 +89,9 @@ class Dispatcher:
             store,
             copy_limit,
         )
-        self._instructions = Instructions(state, outgoing, redistributor, self._requests, plan_cache, segments)
+        buckets = GradientBuckets(state, redistributor, plan_cache)
+        self._drains = WorkerDrains(state, outgoing, self._transactions, redistributor, segments, buckets)
+        self._instructions = Instructions(state, outgoing, redistributor, self._requests, plan_cache, segments, buckets)
         self._instructions.actions[Goodbye] = self._goodbye
         self._instructions.actions[ReadStory] = self._read_story
         self._recent_messages: dict[int, RecentMessages] = {}
@@ -118,19 +126,29 @@ class Dispatcher:
         self._membership.make_ready(worker)
 
     def ready_workers(self) -> tuple[WorkerInfo, ...]:
-        return tuple(worker.info for worker in self.state.workers.values() if worker.ready)
+        return tuple([self.state.workers[ident].info for ident in self.state.staying()])
 
     def lose_worker(self, ident: int, reason: str, last_op: str, op_id: int = 0) -> list[Outgoing]:
         """Requests that wait for the worker fail now; its tensors fail when they are next used. `op_id` is that of its
         last op."""
         if ident not in self.state.workers:
             return []
-        session = self.state.sessions.get(session_of(op_id))
-        op_key = session.key if session is not None else None
-        dead = DeadWorker(self.state.workers[ident].info.pid, shorten(reason), shorten(last_op), op_key)
+        dead = self._dead_worker(ident, reason, last_op, op_id)
         self._membership.lose_worker(ident, dead, self._reports, self._find_sites)
         self.captures.lose_worker(ident)
+        self._drains.lose_worker(ident)
         return [*self._outgoing.take(), *self._take_turns()]
+
+    def _dead_worker(self, ident: int, reason: str, last_op: str, op_id: int) -> DeadWorker:
+        session = self.state.sessions.get(session_of(op_id))
+        op_key = session.key if session is not None else None
+        pid, is_drained = self.state.workers[ident].info.pid, self._drains.is_done(ident)
+        return DeadWorker(pid, shorten(reason), shorten(last_op), op_key, is_drained)
+
+    def _drain(self, ident: int, last_op: str, op_id: int) -> list[Outgoing]:
+        """A worker was told to end: it goes on until its tensors are with others."""
+        self._drains.begin(ident, self._dead_worker(ident, f"left: {TOLD_TO_END}", last_op, op_id))
+        return self._outgoing.take()
 
     def _find_sites(self, session: SessionRecord, idents: Iterable[int]) -> dict[int, int]:
         messages = self._recent_messages.get(session.ident)
@@ -271,6 +289,11 @@ class Dispatcher:
             return self.captures.take_timeline(worker, report)
         if isinstance(report, Goodbye):
             return self.lose_worker(worker, f"left: {report.reason}", self.describe_op(*progress), progress[0])
+        if isinstance(report, Leaving):
+            return self._drain(worker, self.describe_op(*progress), progress[0])
+        if isinstance(report, Synchronized | Failed) and session_of(report.request) == ALL_SESSIONS:
+            self._drains.note_done(worker, report.request)
+            return self._outgoing.take()
         if isinstance(report, Progress):
             self._fair_queue.finish(worker, report.mark, report.nanoseconds)
             return self._take_turns()
@@ -290,6 +313,7 @@ class Dispatcher:
     def note_process_check(self) -> list[Outgoing]:
         """The processes of workers were checked once more."""
         self._reports.note_process_check()
+        self._drains.note_process_check()
         return self._outgoing.take()
 
     # Captures

@@ -72,5 +72,5 @@ class GroupStore:
         new = [ident for ident in workers if not self._state.workers[ident].ready]
         self._state.set_ready(new)
         for session in self._state.sessions:
-            for ident in new:
+            for ident in [ident for ident in new if self._state.workers[ident].leaving is None]:
                 self._outgoing.answer(session, Joined(self._state.workers[ident].info))

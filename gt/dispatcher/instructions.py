@@ -71,6 +71,7 @@ from gt.dispatcher.state import State
 from gt.dispatcher.step_coordinator import StepCoordinator
 from gt.dispatcher.tensor_reads import TensorReads
 from gt.dispatcher.tensor_records import TensorRecord
+from gt.dispatcher.worker_records import WorkerRecord
 from gt.sharding.boxes import box_shape
 from gt.sharding.distinct_parts import distinct_parts
 from gt.sharding.spec import ShardingSpec, whole
@@ -93,6 +94,7 @@ class Instructions:
         requests: Requests,
         plan_cache: PlanCache,
         segments: Segments,
+        buckets: GradientBuckets,
     ) -> None:
         self._state = state
         self._outgoing = outgoing
@@ -101,7 +103,7 @@ class Instructions:
         self._plan_cache = plan_cache
         self._segments = segments
         self.describe_worker: Callable[[int], str] = lambda worker: "ready"
-        self._buckets = GradientBuckets(state, redistributor, plan_cache)
+        self._buckets = buckets
         publications = self._publications = Publications(state, outgoing, redistributor, self._buckets)
         ops = OpInstructions(state, outgoing, redistributor, requests, plan_cache, self._buckets, publications)
         steps = StepCoordinator(state, outgoing, redistributor, self._buckets)
@@ -218,6 +220,12 @@ class Instructions:
     def _read_workers(self, session: SessionRecord, read: ReadWorkers, _: Buffer | None) -> None:
         self._state.require_new_request(read.request)
         held = self._state.bytes_by_worker()
+
+        def describe(ident: int, worker: WorkerRecord) -> str:
+            if worker.leaving is not None:
+                return "leaving"
+            return self.describe_worker(ident) if worker.ready else "joining"
+
         listed = [
             ListedWorker(
                 ident,
@@ -226,7 +234,7 @@ class Instructions:
                 worker.info.device,
                 worker.memory,
                 held[ident],
-                self.describe_worker(ident) if worker.ready else "joining",
+                describe(ident, worker),
             )
             for ident, worker in sorted(self._state.workers.items())
         ]
@@ -254,7 +262,7 @@ class Instructions:
         self._ask_all(read.request, read, TimelineReport)
 
     def _ask_all(self, request: int, command: Command, reply: type[Reply]) -> None:
-        workers = tuple(self._state.workers)
+        workers = tuple([ident for ident, worker in self._state.workers.items() if not worker.is_closed])
         if not workers:
             raise NoWorkers
         self._requests.wait(request, workers, reply, Failed)

@@ -122,7 +122,8 @@ class Membership:
         self._segments.forget_parts(session)
         self._plan_cache.forget(session, self._state.forget_plans_on(session, worker))
         lines = describe_losses(losses.missing, find_sites(session, [ident for ident, _ in losses.missing]))
-        self._outgoing.answer(session.ident, lost(self._state, session, 0, worker, lines=lines))
+        if lines or not self._state.dead_worker(worker).is_drained:
+            self._outgoing.answer(session.ident, lost(self._state, session, 0, worker, lines=lines))
 
     def open_session(self, host: str, pid: int, key: str = "") -> int:
         with self._transactions.begin():

@@ -212,6 +212,15 @@ class Redistributor:
         else:
             self._move_for_good(session, ident, target, "place", site)
 
+    def relocate(self, session: SessionRecord, ident: int, target: ShardingSpec) -> None:
+        """Give a tensor a layout on other workers, as if it had been there from the start: its old workers leave."""
+        tensor = self._state.tensor(ident)
+        self._outgoing.free(self._state.drop_copies((ident,)))
+        moved = self._state.new_id(session)
+        self.move(session, tensor, ident, moved, target, "leave", 0)
+        self._replace_with_copy(session, ident, moved, target, 0)
+        self._state.restore_placing(ident, tensor)
+
     def _move_for_good(self, session: SessionRecord, ident: int, target: ShardingSpec, op: str, site: int) -> None:
         """Move a tensor and drop it in all other layouts."""
         moved = self.in_layout(session, ident, target, op, site)

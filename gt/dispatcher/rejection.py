@@ -82,7 +82,7 @@ def lost(
     state: State, session: SessionRecord, request: int, worker: int, site: int = 0, lines: tuple[LostLine, ...] = ()
 ) -> Lost:
     """The answer to a request of a session that needs a lost worker."""
-    pid, reason, last_op, op_key = state.dead_worker(worker)
+    pid, reason, last_op, op_key, _ = state.dead_worker(worker)
     if op_key not in (None, session.key):
         last_op = OP_OF_ANOTHER
     return Lost(request, worker, pid, reason, last_op, site, lines)

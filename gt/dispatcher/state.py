@@ -102,11 +102,23 @@ class State(TensorLosses):
             self.undo.drop(self.dead_workers, next(iter(self.dead_workers)))
 
     def was_lost(self, ident: int) -> bool:
-        return 0 <= ident < self.workers_joined and ident not in self.workers
+        """Whether a worker was there once and takes no more work."""
+        return 0 <= ident < self.workers_joined and (ident not in self.workers or self.workers[ident].is_closed)
 
     def dead_worker(self, ident: int) -> DeadWorker:
-        """How a worker was lost."""
-        return self.dead_workers.get(ident, LOST_LONG_AGO)
+        """How a worker was lost, or will be."""
+        leaving = self.workers[ident].leaving if ident in self.workers else None
+        return leaving or self.dead_workers.get(ident, LOST_LONG_AGO)
+
+    def set_leaving(self, ident: int, dead: DeadWorker) -> None:
+        self.undo.assign(self.workers[ident], "leaving", dead)
+
+    def close_worker(self, ident: int) -> None:
+        self.undo.assign(self.workers[ident], "is_closed", True)
+
+    def staying(self) -> list[int]:
+        """The workers that take tensors: those that are ready and do not leave."""
+        return [ident for ident, worker in self.workers.items() if worker.ready and worker.leaving is None]
 
     def set_ready(self, workers: Iterable[int], ready: bool = True) -> None:
         for ident in workers:
@@ -128,7 +140,7 @@ class State(TensorLosses):
         empty, does not get all that follows: it may end as soon as it has come, so that others hold more before."""
         if len(self.workers) == 1:
             return next(iter(self.workers.values())).solo_mesh
-        ready = [ident for ident, worker in self.workers.items() if worker.ready]
+        ready = self.staying() or [ident for ident, worker in self.workers.items() if worker.ready]
         if not ready:
             raise NoWorkers
         loads = self.bytes_by_worker()
@@ -325,16 +337,18 @@ class State(TensorLosses):
         return op_id
 
     def policy(self, session: SessionRecord, scope_id: int) -> Policy | None:
-        """The policy of a scope; None outside any scope. A default scope with a lost worker has no policy either."""
+        """The policy of a scope; None outside any scope. A default scope with a worker that is lost or leaves has no
+        policy either."""
         if not scope_id:
             return None
         scope = session.scopes.get(scope_id)
         if scope is None:
             raise UnknownId("scope", scope_id)
         policy = scope.policy
-        if policy is None or policy.places or not self.dead_workers:
+        if policy is None or policy.places:
             return policy
-        return policy if all(worker in self.workers for worker in policy.mesh.workers) else None
+        is_complete = not self.dead_workers and not any(worker.leaving for worker in self.workers.values())
+        return policy if is_complete or {*policy.mesh.workers} <= {*self.staying()} else None
 
     def add_plan(self, op: OpRecord, key: PlanKey, plan: CachedPlan) -> None:
         self.undo.put(op.plans, key, plan)

@@ -138,3 +138,11 @@ def spec_without(spec: ShardingSpec, worker: int) -> ShardingSpec | None:
     workers = [member for member in mesh.workers if mesh.coordinate(member)[position] != lost]
     shape = [size - (name == axis) for name, size in zip(mesh.axis_names, mesh.shape, strict=True)]
     return spec.replace(mesh=mesh.subset(shape, mesh.axis_names, workers))
+
+
+def spec_on(mesh: DeviceMesh, tensor: TensorRecord) -> ShardingSpec:
+    """The layout of a tensor on another mesh with the same axes, which may be shorter. A partial one is reduced."""
+    spec, shape = tensor.spec, tensor.meta.shape
+    kept = [all(mesh.axis_size(axis) == spec.mesh.axis_size(axis) for axis in axes) for axes in spec.dims]
+    cuts = [own if is_kept else None for own, is_kept in zip(spec.cuts, kept, strict=True)]
+    return spec.replace(mesh=mesh, partial=(), cuts=cuts).normal(shape)

@@ -187,6 +187,10 @@ class TensorTables:
         self.undo.put(self.tensors, ident, after)
         self._count_bytes(ident, spec.mesh, after.nbytes)
 
+    def restore_placing(self, ident: int, before: TensorRecord) -> None:
+        """Let a tensor be as placed as it was before a move that it was not asked for."""
+        self.undo.put(self.tensors, ident, self.tensors[ident].with_placing(before))
+
     def resize(self, ident: int, meta: TensorMeta) -> list[tuple[int, DeviceMesh]]:
         """A whole tensor was resized by a query. Returns its copies, to be freed."""
         mesh = self.tensors[ident].spec.mesh

@@ -17,7 +17,9 @@ class WorkerRecord:
     not `ready` cannot exchange tensors with others yet and gets no work. `solo_mesh` is the mesh of this worker only.
     `memory` are the bytes of its device (0: not known). `address` is the one at which other workers reach it: a
     loopback address if only those of its machine do. One with `hosts_store` was asked to host the store of process
-    groups. One that `is_new` has joined while others worked, and has done no work yet."""
+    groups. One that `is_new` has joined while others worked, and has done no work yet. One that is `leaving` is told to
+    end, as the record says: it gets no new tensors, and once it `is_closed`, instructions that name it fail as if it
+    were lost."""
 
     info: WorkerInfo
     solo_mesh: DeviceMesh
@@ -27,6 +29,8 @@ class WorkerRecord:
     address: str = LOOPBACK
     hosts_store: bool = False
     is_new: bool = False
+    leaving: DeadWorker | None = None
+    is_closed: bool = False
 
     @property
     def is_reached_from_outside(self) -> bool:
@@ -36,12 +40,13 @@ class WorkerRecord:
 
 class DeadWorker(NamedTuple):
     """The process of a worker that was lost, the reason of the loss, and the op that it ran last. `op_key` is the name
-    of the key of that op's session (None: not known)."""
+    of the key of that op's session (None: not known). One that `is_drained` has given its tensors to others."""
 
     pid: int
     reason: str
     last_op: str
     op_key: str | None = None
+    is_drained: bool = False
 
 
 LOST_LONG_AGO = DeadWorker(0, "was lost long ago", "")

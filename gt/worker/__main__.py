@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         end_with_parent(lambda: clear_up(options.lifeline))
     try:
         worker = _make_worker(options, settings)
-        end_on_sigterm(worker.stop)
+        end_on_sigterm(worker.leave, worker.stop, settings.drain)
         worker.run()
     except KeyboardInterrupt:
         return 130

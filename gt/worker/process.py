@@ -16,11 +16,13 @@ from typing import Any, cast
 from gt.core import worker_progress
 from gt.core.errors import ConnectionLost, GTError, ProtocolError, ServerLost
 from gt.core.messages import (
+    TOLD_TO_END,
     ByteRange,
     Command,
     Fetched,
     Goodbye,
     Hello,
+    Leaving,
     Refused,
     Report,
     Welcome,
@@ -52,7 +54,7 @@ POLL_MS = 500
 _RETRY_SECONDS = 0.1
 _ENDING_SECONDS = 0.5
 _SIGNAL_SECONDS = 0.05  # for the handler of a signal that arrived in another thread
-_DRAINING_SECONDS = 2.0  # for the batches that a worker has received when it is told to end
+_DRAINING_SECONDS = 2.0  # for the batches that a worker has received when it ends
 _MAX_REFUSALS = 3  # a worker ends after so many
 _REFUSAL_SECONDS = 60.0  # within this time
 
@@ -92,9 +94,12 @@ class WorkerProcess:
         # nothing about it; the end of its process does.
         self._silence = 0.0 if endpoint.startswith("ipc:") else settings.heartbeat_timeout
         self._stopping = False
+        self._is_leaving = self._has_told = False  # told to end by a signal, and its server knows that
+        self._is_serving = False
         self._is_dismissed = False  # told to end by its server, not by a signal
         self._interrupt = socket.socketpair()  # ends waits for messages when the worker is told to stop
-        self._interrupt[1].setblocking(False)
+        for end in self._interrupt:
+            end.setblocking(False)
         self._endpoint = endpoint
         self._link: Link | None = None
         self._using_link = threading.Lock()  # held by the thread that uses it
@@ -133,7 +138,7 @@ class WorkerProcess:
         except ServerLost:
             time.sleep(_SIGNAL_SECONDS)
             self._note_last_messages()  # the end of the process may be noticed before the server's last message
-            if not self._stopping:  # a worker and its server are often told to end together
+            if not self._stopping and not self._is_leaving:  # both are often told to end together
                 raise
 
     def _succeed(self, executor: Executor) -> None:
@@ -166,19 +171,23 @@ class WorkerProcess:
 
     def _serve_until_lost(self, executor: Executor, *, resumes: bool = False) -> None:
         watch = self._watch = self._make_watch(executor)
+        self._is_serving = True
         try:
             with self._engine.isolated():
                 if resumes:
                     self._send_reports(executor.resume())
                 self._serve(executor)
-            if not self._is_dismissed:
-                self._send([Goodbye("it was told to end (SIGTERM)")])
+            if not self._is_dismissed or self._has_told:
+                self._send([Goodbye(TOLD_TO_END)])
         except Abandoned:
             assert watch is not None
             watch.left.set()
             raise
         except ConnectionLost as error:
+            self._is_serving = False
             self._note_last_messages()
+            if self._is_leaving:
+                self.stop()
             if self._stopping:
                 return
             self._require_server()
@@ -211,6 +220,7 @@ class WorkerProcess:
         while time.monotonic() < end:
             if self._stopping and end == float("inf"):
                 end = time.monotonic() + _DRAINING_SECONDS
+            self._tell_leaving()
             frames = self._receive()
             if frames is not None:
                 self._run_batch(executor, frames)
@@ -235,9 +245,19 @@ class WorkerProcess:
                 self._activity.report()
         return frames
 
+    def _tell_leaving(self) -> None:
+        """Tell the server, once, that this worker was told to end: it moves the tensors to other workers."""
+        if self._is_leaving and not self._has_told:
+            self._has_told = True
+            self._send([Leaving()])
+        if self._is_leaving:
+            with contextlib.suppress(BlockingIOError):
+                self._interrupt[0].recv(64)  # the next waits do not end at once
+
     def _look_ahead(self) -> None:
         """Called while an exchange waits for its members. Receives the batches that follow, which run later, and tells
         the exchange of the workers that were lost. Raises if this worker has no reason to wait."""
+        self._tell_leaving()
         with self._using_link:
             is_lost = self._receive_ahead()
         if self._stopping:
@@ -302,9 +322,22 @@ class WorkerProcess:
             for frames in encode_batches(reports, payloads):
                 self._link.send(frames)
 
+    def leave(self) -> None:
+        """End the loop when the server has moved the tensors to other workers; safe to call from a signal handler. A
+        worker that has joined no server ends immediately."""
+        self._is_leaving = True
+        if not self._is_serving:
+            self.stop()
+        else:
+            self._wake()
+
     def stop(self) -> None:
         """End the loop after the present batch; safe to call from a signal handler."""
         self._stopping = True
+        self._wake()
+
+    def _wake(self) -> None:
+        """End a wait for a message."""
         with contextlib.suppress(OSError):  # it is full, or the worker has ended already
             self._interrupt[1].send(b"\0")
 
@@ -391,8 +424,8 @@ class WorkerProcess:
         if isinstance(received[0], Refused):  # always the only message of its batch
             raise _Refusal(f"the server has refused a message: {received[0].reason}")
         commands = cast(list[Command], received)
-        if isinstance(commands[-1], WorkerShutdown):
-            commands.pop()
+        if WorkerShutdown in map(type, commands):  # followed by what is meant for all workers
+            commands = [command for command in commands if not isinstance(command, WorkerShutdown)]
             self._is_dismissed = True
             self.stop()
         created = [command for command in commands if isinstance(command, WorkerCreateTensor)]

@@ -11,32 +11,48 @@ from collections.abc import Callable
 
 from gt.wire import shared_memory
 
-GRACE_SECONDS = 5.0  # for the present batch
+ENDING_SECONDS = 2.0  # of those that a worker has, for what is left when its tensors were not moved in time
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
-def end_on_sigterm(stop: Callable[[], None]) -> None:
-    """At SIGTERM call `stop`, which lets the process end after the batches that it has received. One that has not ended
-    GRACE_SECONDS after that or after Ctrl-C, or when a second signal arrives, is ended by another thread. That thread
-    also calls `stop`: the main thread runs no signal handler while it is in the middle of an op or waits for a peer."""
+def end_on_sigterm(leave: Callable[[], None], stop: Callable[[], None], seconds: float) -> None:
+    """At SIGTERM call `leave`, which lets the process end when its tensors are with other workers. One that takes too
+    long for that, or that gets Ctrl-C, is told to `stop` after its present batch; after `seconds` in all, or when a
+    second signal arrives, it is ended by another thread. That thread also calls `leave`: the main thread runs no signal
+    handler while it is in the middle of an op or waits for a peer."""
     reading, writing = socket.socketpair()
     writing.setblocking(False)
-    signal.signal(signal.SIGTERM, lambda *_: stop())
+    signal.signal(signal.SIGTERM, lambda *_: leave())
     signal.set_wakeup_fd(writing.detach(), warn_on_full_buffer=False)
-    threading.Thread(target=_end_at_signal, args=(reading, stop), name="gt-sigterm", daemon=True).start()
+    arguments = (reading, leave, stop, seconds)
+    threading.Thread(target=_end_at_signal, args=arguments, name="gt-sigterm", daemon=True).start()
 
 
-def _wait_for_signal(signals: socket.socket) -> None:
-    while _SIGNALS.isdisjoint(signals.recv(64)):
+def _wait_for_signal(signals: socket.socket) -> int:
+    while not (found := _SIGNALS.intersection(signals.recv(64))):
         pass
+    return found.pop()
 
 
-def _end_at_signal(signals: socket.socket, stop: Callable[[], None]) -> None:
-    _wait_for_signal(signals)
-    stop()
-    signals.settimeout(GRACE_SECONDS)
-    with contextlib.suppress(TimeoutError):
-        _wait_for_signal(signals)
+def _end_at_signal(signals: socket.socket, leave: Callable[[], None], stop: Callable[[], None], seconds: float) -> None:
+    ending = min(ENDING_SECONDS, seconds / 2)
+    try:
+        if _wait_for_signal(signals) == signal.SIGTERM:
+            leave()
+            signals.settimeout(seconds - ending)
+            with contextlib.suppress(TimeoutError):
+                _wait_for_signal(signals)
+                ending = 0.0
+        stop()
+        if ending:
+            signals.settimeout(ending)
+            with contextlib.suppress(TimeoutError):
+                _wait_for_signal(signals)
+    finally:
+        _end_now()
+
+
+def _end_now() -> None:
     try:
         shared_memory.end()
         shared_memory.sweep(os.getpid())

@@ -57,6 +57,7 @@ def test_without_variables_settings_are_the_defaults():
         ("GT_TIMEOUT", "2.5", "timeout", 2.5),
         ("GT_HEARTBEAT_TIMEOUT", "5", "heartbeat_timeout", 5.0),
         ("GT_LEASE", "0", "lease", 0.0),
+        ("GT_DRAIN", "60", "drain", 60.0),
         ("GT_KEYS", "/home/me/keys", "keys", "/home/me/keys"),
     ],
 )

@@ -4,11 +4,13 @@ from collections import deque
 
 from gt.core.ids import session_of
 from gt.core.messages import (
+    TOLD_TO_END,
     ByteRange,
     DefineOp,
     Fetched,
     ForgetOps,
     FreeTensors,
+    Goodbye,
     Queried,
     QueryOp,
     RunOp,
@@ -24,6 +26,7 @@ from gt.core.messages import (
     WorkerJoinStore,
     WorkerLosePeer,
     WorkerReadTraffic,
+    WorkerShutdown,
 )
 from gt.core.signatures import Compute, Move, Whole
 from gt.sharding.spec import spec_of
@@ -88,6 +91,8 @@ class SimulatedWorker:
                 self.store = port - 1
             case WorkerLosePeer(worker):
                 assert worker != self.number
+            case WorkerShutdown():
+                return [Goodbye(TOLD_TO_END)]
             case _:
                 raise AssertionError(f"not a command of this test: {command}")
         return []

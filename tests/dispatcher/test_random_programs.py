@@ -23,6 +23,7 @@ from gt.core.messages import (
     ForgetOps,
     FreeTensors,
     Goodbye,
+    Leaving,
     LocateTensor,
     Queried,
     QueryOp,
@@ -32,6 +33,7 @@ from gt.core.messages import (
     RunOp,
     Synchronize,
 )
+from gt.dispatcher import worker_drains
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.invariants import check_invariants
 from gt.dispatcher.message_queue import ToWorkers
@@ -150,6 +152,15 @@ class Programs(RuleBasedStateMachine):
         del self.workers[number]
         self.gone.append(number)
         self.deliver(self.dispatcher.lose_worker(number, "was killed", ""))
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def drain_worker(self, data):
+        self.deliver(self.dispatcher.report(data.draw(st.sampled_from(sorted(self.workers))), Leaving(), None))
+
+    @rule()
+    def check_processes(self):
+        self.deliver(self.dispatcher.note_process_check())
 
     @precondition(lambda self: len(self.clients) < 3)
     @rule()
@@ -292,6 +303,9 @@ class Programs(RuleBasedStateMachine):
         together = [member for member in head.workers if member in self.workers] if head.exchanges else [number]
         for member in together:
             for report in self.workers[member].step():
+                if isinstance(report, Goodbye):
+                    del self.workers[member]
+                    self.gone.append(member)
                 self.deliver(self.dispatcher.report(member, self.sized(member, report), None))
 
     def sized(self, worker, report):
@@ -320,8 +334,10 @@ class Programs(RuleBasedStateMachine):
         assert self.able() or not any(worker.inbox for worker in self.workers.values())
 
     def teardown(self):
-        while able := self.able():
-            self.work_once(able[0])
+        for _ in range(worker_drains.CHECKS + 1):
+            while able := self.able():
+                self.work_once(able[0])
+            self.check_processes()
         self.nobody_waits_forever()
         self.the_state_is_consistent()
         self.everything_is_answered()

@@ -11,14 +11,13 @@ import torch
 import gt
 from gt.client import active_session
 from gt.core.messages import Hello
-from gt.core.settings import read_settings
+from gt.core.settings import Settings, read_settings
 from gt.dispatcher.server import DRAINING_SECONDS
 from gt.version import __version__
 from gt.wire.codec import encode
 from gt.wire.connections import open_link
 from gt.wire.process_identity import this_host
 from gt.wire.server_keys import keys_directory
-from gt.worker.termination import GRACE_SECONDS
 from tests.subprocesses import finish, running, start, start_server, wait_for_workers, wait_until
 
 
@@ -148,7 +147,7 @@ def test_sigterm_ends_a_worker_that_is_blocked_in_a_process_group(server):
         psutil.Process(peer.pid).suspend()
         thread, outcome = wait_in_exchange()
         worker.terminate()
-        finish(worker, GRACE_SECONDS + 20)
+        finish(worker, Settings().drain + 20)
         peer.kill()
         thread.join(20)
     assert isinstance(outcome[0], gt.WorkerLost)

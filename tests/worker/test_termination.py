@@ -7,9 +7,9 @@ import signal
 import psutil
 import pytest
 
-from gt.core.messages import Synchronize, Welcome
+from gt.core.messages import Leaving, Report, Synchronize, Welcome, WorkerShutdown
 from gt.version import __version__
-from gt.wire.codec import encode
+from gt.wire.codec import Decoder, encode
 from gt.wire.connections import Router
 from gt.wire.process_identity import this_host
 from tests.subprocesses import finish, running, start, wait_until
@@ -37,5 +37,9 @@ def test_a_worker_that_waits_for_a_message_ends_at_sigterm(tmp_path, has_joined)
                 router.receive()
             wait_until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_SLEEPING)
             worker.send_signal(signal.SIGTERM)
+            if has_joined:
+                _, frames = router.receive()
+                assert Decoder(Report).decode(frames)[0] == [Leaving()]
+                router.send(name, encode([WorkerShutdown()]))
             code, _, err = finish(worker)
     assert code == 0, err
