@@ -162,15 +162,13 @@ class Session:
         return self.scope_resolver
 
     def _note_workers(self, news: Joined | Lost | Left) -> None:
-        """Workers have changed: scopes and meshes mean the connected ones from now on, and constants that lay on a lost
-        one, or were uploaded while there was none, are uploaded anew."""
+        """Scopes and meshes mean the present workers from now on, and constants are uploaded anew."""
         if not isinstance(news, Joined) and all(info.worker != news.worker for info in self.workers):
             return  # an earlier answer told of this
         self.upload_cache.forget()
-        changed = news.worker.worker if isinstance(news, Joined) else news.worker
-        others = [info for info in self.workers if info.worker != changed]
+        others = [info for info in self.workers if isinstance(news, Joined) or info.worker != news.worker]
         if isinstance(news, Joined):
-            others.append(news.worker)
+            others = [*[info for info in others if info.worker != news.worker.worker], news.worker]
             self.on_cpu = self.on_cpu and news.worker.device == "cpu"
             self.known_workers.add(news.worker.worker)
         self.workers = tuple(others)

@@ -17,7 +17,7 @@ Cuts: TypeAlias = tuple[Interval, ...]
 """The interval of each shard along a dim."""
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=1 << 13)
 def balanced_cuts(size: int, counts: tuple[int, ...]) -> Cuts:
     """The default cuts of a dim over mesh axes of the given sizes, major first.
 

@@ -26,7 +26,7 @@ class TensorPart(NamedTuple):
         return box_elements(self.box)
 
 
-@functools.lru_cache(maxsize=8192)
+@functools.lru_cache(maxsize=1 << 12)
 def distinct_parts(spec: ShardingSpec, shape: Shape) -> tuple[TensorPart, ...]:
     """Every part once, empty ones included: by addend, then in the order of the mesh."""
     boxes = worker_boxes(spec, shape)
@@ -38,7 +38,7 @@ def distinct_parts(spec: ShardingSpec, shape: Shape) -> tuple[TensorPart, ...]:
     return tuple([TensorPart(box, addend, tuple(holders[addend, box])) for addend, box in sorted(holders, key=_addend)])
 
 
-@functools.lru_cache(maxsize=8192)
+@functools.lru_cache(maxsize=1 << 12)
 def parts_to_read(spec: ShardingSpec, shape: Shape) -> tuple[TensorPart, ...]:
     """The parts that make up the value. Of a tensor without elements, one empty part: it may have failed."""
     parts = distinct_parts(spec, shape)

@@ -26,7 +26,7 @@ class WorkerBoxes(NamedTuple):
     sizes: IntArray  # (workers,)
 
 
-@functools.lru_cache(maxsize=8192)
+@functools.lru_cache(maxsize=1 << 12)
 def worker_boxes(spec: ShardingSpec, shape: Shape) -> WorkerBoxes:
     edges = np.empty((2, len(shape), spec.mesh.size), np.int64)
     for dim, axes in enumerate(spec.dims):
@@ -38,7 +38,7 @@ def worker_boxes(spec: ShardingSpec, shape: Shape) -> WorkerBoxes:
     return WorkerBoxes(edges[0], edges[1], np.multiply.reduce(edges[1] - edges[0]))
 
 
-@functools.lru_cache(maxsize=8192)
+@functools.lru_cache(maxsize=1 << 12)
 def _edges(cuts: Cuts) -> IntArray:
     return np.fromiter(chain.from_iterable(cuts), np.int64, 2 * len(cuts)).reshape(-1, 2).T
 
@@ -132,7 +132,7 @@ def moved_elements(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> 
     return addends * stored_elements(shape, target) - kept_elements(shape, source, target)
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=1 << 13)
 def stored_elements(shape: Shape, spec: ShardingSpec) -> int:
     """The elements that all workers together hold, replicas included."""
     if spec.is_skewed:

@@ -44,7 +44,7 @@ _KINDS = {id(table): kind for kind, tables in _FAMILIES.items() for table in tab
 _KIND_OF_OP = {op: _KINDS.get(id(table), REDUCTION_OP) for table in TABLES for op in table}
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1 << 12)  # programs choose the names
 def op_kind(op: str) -> str:
     """The kind of an overload such as `aten.mm.default`; `other` if no rule is known of it."""
     names = (op, op.rpartition(".")[0], functional_name(op)) if "." in op else ()

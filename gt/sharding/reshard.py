@@ -78,7 +78,7 @@ class Push(NamedTuple):
     box: Box
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=1 << 14)
 def plan_reshard(shape: Shape, itemsize: int, source: ShardingSpec, target: ShardingSpec) -> ReshardPlan:
     """The plan that moves the fewest bytes; of equal ones, the fewest steps."""
     specs, received = cheapest_route(shape, source, target)

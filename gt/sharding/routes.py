@@ -58,7 +58,7 @@ class Route(NamedTuple):
     received: tuple[int, ...]
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=1 << 14)
 def cheapest_route(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> Route:
     target = _plain(target, shape)
     source = _renamed(_plain(source, shape), target.mesh)

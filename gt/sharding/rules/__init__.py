@@ -53,7 +53,7 @@ TABLES: tuple[dict[str, OpEntry], ...] = (
 TABLE: dict[str, OpEntry] = {op: entry for table in TABLES for op, entry in table.items()}
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1 << 12)  # programs choose the names
 def entry_of(op: str) -> OpEntry | None:
     """The entry of an overload: its own, that of its op, or that of the functional form of its op."""
     for name in (op, op.rpartition(".")[0], functional_name(op)):

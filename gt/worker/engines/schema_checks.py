@@ -46,7 +46,7 @@ class _CheckedParameter(NamedTuple):
             raise TypeError(f"{op}: {self.name} must be {self.noun}, not {value!r}")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1 << 12)  # programs choose the names
 def _expected(op: str) -> tuple[tuple[_CheckedParameter | None, ...], dict[str, _CheckedParameter]]:
     """The parameters of an op in order, None for those that take any value, and by name."""
     found = tuple(_parameter(argument.name, str(argument.real_type)) for argument in find_schema(op).arguments)
