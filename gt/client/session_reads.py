@@ -152,11 +152,13 @@ def read_story(storage: Storage) -> StoryRead:
 
 def read_stats(session: Session) -> StatsRead:
     """Counters of each worker, and the memory it holds."""
+    session.outbox.flush()  # frees the tensors that were collected
     return session.ask(ReadStats, StatsRead)
 
 
 def read_workers(session: Session) -> WorkersRead:
     """The workers that have joined."""
+    session.outbox.flush()  # likewise
     return session.ask(ReadWorkers, WorkersRead)
 
 
