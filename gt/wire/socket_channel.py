@@ -107,6 +107,7 @@ class SocketChannel:
                     continue
                 with self._lock:
                     frames = self._next_message()
+                self._unacknowledged = 0  # the server counts what it sends from the Welcome on
                 for answer, *_ in self._unpack(frames)[0] if frames is not None else ():
                     if isinstance(answer, Welcome):
                         self._begin(answer)

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import threading
 import time
 
 import psutil
@@ -12,7 +13,7 @@ import zmq
 import gt
 from gt.client import active_session
 from gt.core.errors import SettingsError
-from gt.core.messages import PROTOCOL, CreateTensor, FetchTensor, Hello, Refused, Welcome
+from gt.core.messages import ACKNOWLEDGED_BYTES, PROTOCOL, CreateTensor, FetchTensor, Hello, Refused, Welcome
 from gt.server import __main__ as server_main
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode, header_of
@@ -385,3 +386,18 @@ def test_the_log_file_does_not_grow_without_end(tmp_path, monkeypatch):
     assert {each.name for each in tmp_path.iterdir()} == {"server.log", "server.log.1"}
     assert all(each.stat().st_size <= 1000 for each in tmp_path.iterdir())
     assert "client 199 joined" in path.read_text()
+
+
+def test_a_program_that_waited_for_workers_is_sent_as_much_as_any_other():
+    main, port = start_server()
+    with running(main):
+        late = threading.Timer(1.5, lambda: started.append(start("-m", "gt.worker", "-p", str(port))))
+        started = []
+        late.start()
+        gt.connect(f"localhost:{port}")
+        late.join()
+        with running(*started):
+            x = gt.ones(15_000)  # small enough that its bytes count as those of messages
+            for _ in range(ACKNOWLEDGED_BYTES // x.nbytes + 20):
+                assert x.tolist()[0] == 1
+            gt.shutdown()
