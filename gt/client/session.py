@@ -222,8 +222,9 @@ class Session:
         worker. It has the strides of the tensor's `clone()`, as if torch had copied it to another device. An operand
         of an op is not laid out, as the op says how it needs it, and has exactly the strides of the tensor."""
         self.require_open()
-        require_outside()
         plain = strided(tensor)
+        if not is_operand or plain.numel() * plain.itemsize > MAX_BYTES:  # it may wait
+            require_outside()
         stride = plain.stride() if is_operand else strides_without_gaps(plain)
         geometry = intern_geometry(plain.shape, stride, 0, plain.dtype)
         if layout is None and not is_operand and self.scope_resolver is not None:

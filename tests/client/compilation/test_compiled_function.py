@@ -143,6 +143,15 @@ def test_a_step_of_adamw(anywhere, options):
     assert {float(entries["step"]) for entries in training.optimizer.state.values()} == {CALLS}
 
 
+def test_counts_that_no_step_had_before(anywhere):
+    """A fused optimizer takes its counts as tensors, which a skipped call uploads; nothing has uploaded them before."""
+    training = Training(mlp, lambda p: torch.optim.Adam(p, fused=True))
+    step = gt.compile(training.step)
+    losses = [step().item() for _ in range(CALLS)]
+    assert step.skipped and losses[-1] < losses[0]
+    assert {float(entries["step"]) for entries in training.optimizer.state.values()} == {CALLS}
+
+
 OPTIMIZERS = ["Adagrad", "Adadelta", "Adam", "Adamax", "ASGD", "NAdam", "RMSprop", "Rprop"]
 
 
