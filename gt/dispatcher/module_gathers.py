@@ -66,7 +66,7 @@ class ModuleGathers:
         state, tensor, limit = self._state, self._state.tensors.get(ident), self._state.copy_limit
         if tensor is None or tensor.meta != move.meta or tensor.spec is not move.source:
             return False
-        if move.target in state.copies.get(ident, {}):
+        if move.target in state.copies.get(ident, {}) or not state.workers.keys() >= {*move.target.mesh.workers}:
             return False
         if not fits(state, session_of(ident), TensorRecord.of(move.meta, move.target).nbytes, 0):
             return False

@@ -5,8 +5,22 @@ import pytest
 
 from gt.core.messages import BeginModule, DropCopies, Redistribute
 from gt.core.meta import TensorMeta
-from tests.dispatcher_harness import OP, OP2, PAIR, A, B, C, D, DispatcherHarness, over, run, sharded_harness, told
-from tests.records import NO_RULE, own, signature
+from tests.dispatcher_harness import (
+    OP,
+    OP2,
+    PAIR,
+    A,
+    B,
+    C,
+    D,
+    DispatcherHarness,
+    harness_with,
+    over,
+    run,
+    sharded_harness,
+    told,
+)
+from tests.records import ADD, NO_RULE, own, signature
 
 FIRST, SECOND = 7, 8
 OUT = own(60)
@@ -139,6 +153,15 @@ def test_after_a_loss_nothing_is_gathered_on_the_lost_worker():
     harness.tell(begin(FIRST, A, B))
     use(harness, A, B)
     harness.lose(1)
+    assert told(harness.tell(begin(FIRST, A, B))) == []
+
+
+def test_after_a_loss_a_whole_parameter_is_not_sent_to_the_lost_worker():
+    harness = harness_with(2)
+    harness.define(OP, ADD)
+    harness.tell(begin(FIRST, A, B), run(OP, (A, B), (OUT,)), DropCopies((A, B)))
+    (need,) = harness.state.sessions[1].modules[FIRST].moves.values()
+    harness.lose(*need.target.mesh.workers)
     assert told(harness.tell(begin(FIRST, A, B))) == []
 
 
