@@ -176,23 +176,25 @@ def _linear(planned: Sequence[PlannedOp]) -> list[LinearOp]:
 
 def variant_of(part: SegmentPart, last_use: Mapping[int, int]) -> PartVariant:
     """The consequences for a part of the slots that die in a run. `last_use` maps each dead slot to the position of the
-    last op that uses it. The part frees an external that is exactly on the workers of the part."""
+    last op that uses it. The part frees externals that it uses, or whose copies it uses, exactly on its workers."""
     dying = {slot for slot, position in last_use.items() if part.start <= position < part.end}
     written = dict(part.written)
-    freed = [
-        slot
+    layouts = {
+        slot: layout if isinstance(layout, tuple) else (layout,)
         for slot, layout in zip(part.externals, part.layouts, strict=True)
-        if slot in dying
-        and slot not in written
-        and isinstance(layout, ShardingSpec)
-        and layout.mesh.workers == part.workers
-        and (slot, None) in part.sources
-    ]
+        if slot in dying and slot not in written
+    }
+    sources = [source for source in part.sources if source[0] in layouts]
+    elsewhere = {slot for slot, spec in sources if (spec or layouts[slot][0]).mesh.workers != part.workers}
+    freed = [slot for slot in layouts if slot not in elsewhere]
+    copied = [slot for slot in freed if len(layouts[slot]) > 1 or (slot, None) not in part.sources]
     inside = [slot for slot in dying if slot in part.outputs]
     local = _local_slots({source: number for number, source in enumerate(part.sources)}, part.outputs)
+    used = [source for source in sources if source[0] not in elsewhere]
     return PartVariant(
-        tuple(sorted(local((slot, None)) for slot in (*freed, *inside))),
-        tuple(freed),
+        tuple(sorted(map(local, [*used, *[(slot, None) for slot in inside]]))),
+        tuple([slot for slot in freed if slot not in copied]),
+        tuple(copied),
         frozenset((*freed, *inside)),
         tuple((slot, record) for slot, record in part.results if slot not in dying),
     )

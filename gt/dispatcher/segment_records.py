@@ -56,11 +56,13 @@ class SegmentPart(NamedTuple):
 
 class PartVariant(NamedTuple):
     """The consequences for one part of the slots that die in a run. `dead` are the slots that die in the part, as slots
-    of the workers' segment. As slots of the client's segment, `freed` are the externals among them, and `gone` all of
-    them, which need no FreeTensors. `results` are the new tensors that outlive the part."""
+    of the workers' segment, those of copies too. As slots of the client's segment, `freed` are the externals among
+    them, `copied` those that have copies, and `gone` all of them, which need no FreeTensors. `results` are the new
+    tensors that outlive the part."""
 
     dead: tuple[int, ...]
     freed: tuple[int, ...]
+    copied: tuple[int, ...]
     gone: frozenset[int]
     results: tuple[tuple[int, TensorRecord], ...]
 

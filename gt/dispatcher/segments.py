@@ -251,12 +251,22 @@ class Segments:
         if written:
             before = {body.id(run, new): state.tensors[body.id(run, old)] for old, new in part.written}
             results = [(ident, record.with_placing(before.get(ident, record))) for ident, record in results]
+        if variant.copied:
+            self._free_unused([body.id(run, slot) for slot in variant.copied], sources)
         copies = state.apply_segment(written, [body.id(run, slot) for slot in variant.freed], results)
         own = scalars if part.body.scalar_count == len(scalars) else scalars[part.first_scalar : part.end_scalar]
         command = RunSegment(part.part_id, run.first, tuple(sources), own, variant.dead)
         self._outgoing.queued.append(ToWorkers(part.workers, command))
         if copies:
             self._outgoing.free(copies)
+
+    def _free_unused(self, idents: Sequence[int], sources: Sequence[int]) -> None:
+        """Remove tensors that die in a part, with their copies. The workers free its `sources` after their last use,
+        and the others before the part."""
+        for mesh, freed in self._state.free(idents).items():
+            unused = tuple([ident for ident in freed if ident not in sources])
+            if unused:
+                self._outgoing.command(mesh.workers, FreeTensors(unused))
 
     def _copy(self, ident: int, spec: ShardingSpec) -> int:
         copy = self._state.use_copy(ident, spec)

@@ -313,3 +313,22 @@ def test_a_part_ends_where_copies_are_dropped():
         drop = BetweenOps(3, DropCopies((A,)))
         sent = commands(harness.tell(RunSegment(SEGMENT, own(first), (A, B), (), (), (drop,))))
     assert [type(command) for command in sent] == [RunSegment, RunSegment]
+
+
+def test_a_part_frees_the_copy_that_it_uses_of_a_tensor_that_dies():
+    """The copy after its last use, and the tensor itself, which the part does not use, before the part."""
+    harness = harness_with_ops(2)
+    harness.redistribute(B, own(50), "x")
+    harness.tell(chain_of((OP, OP3, OP, OP3), ((0, 1), (2,), (3, 0), (4,))))
+    for first in (20, 30, 40):
+        harness.tell(create(own(first + 5)), RunOp(OP, (own(first + 5), own(50)), (own(first + 6),), (), 0, 0))
+        assert own(first + 5) in harness.state.copies
+        run = RunSegment(SEGMENT, own(first), (own(first + 5), own(50)), (), (0, 2, 3, 4))
+        sent = commands(harness.tell(run))
+    early, replayed = sent
+    assert early == FreeTensors((own(45),))
+    assert isinstance(replayed, RunSegment) and own(45) not in replayed.externals
+    assert [replayed.externals[slot] for slot in replayed.dead[:-3]] == [
+        ident for ident in replayed.externals if ident != own(50)
+    ]
+    assert own(45) not in harness.state.tensors and own(45) not in harness.state.copies
