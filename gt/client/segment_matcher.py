@@ -37,8 +37,7 @@ MAX_DEVIATIONS = 256  # reasons and lines that are counted
 MAX_TENSORS = 1 << 11  # inputs and outputs of a segment's ops
 
 Interleaved: TypeAlias = FreeTensors | NoteGradient | BeginModule | DropCopies | PlaceTensor
-"""An instruction that does not end a run of ops. A FreeTensors is sent before a segment or after it, the others with
-it."""
+"""An instruction that does not end a run of ops. It is sent with a segment; a FreeTensors mostly before or after it."""
 
 
 # Instructions that ignore tensors that were freed before.
@@ -356,7 +355,7 @@ class SegmentMatcher:
             for each in frees:
                 _add_interleaved(each, freed, late)
             if late:
-                late = _without_early(late, segment.match, between, sent)
+                late = _free_in_time(late, segment.match, between, sent)
             sent += [segment.match.instruction(dead[number], tuple(between)), *late]
 
 
@@ -396,22 +395,34 @@ def _dead_ids(
     return dead, others | freed
 
 
-def _without_early(
+def _free_in_time(
     frees: list[Instruction], match: Match, between: list[BetweenOps], sent: list[Instruction]
 ) -> list[Instruction]:
-    """Frees for after a segment. Those of tensors that it does not name, whose last use was before it, are sent now: a
-    segment may be a whole step."""
-    others = [each.instruction for each in between if type(each.instruction) not in _IGNORING_FREED]
+    """Frees for after a segment, which may be a whole step. Those of tensors that it does not name, whose last use was
+    before it, are sent now, and those of tensors that it only places after their last use are put between its ops."""
+    others = [each.instruction for each in between if type(each.instruction) not in (*_IGNORING_FREED, PlaceTensor)]
     named = {ident for other in others for ident in id_fields(type(other)).all(other)}
-    named.update(match.externals, match.outputs)
-    late: list[Instruction] = []
-    for free in frees:
-        assert isinstance(free, FreeTensors)
-        for target, are_named in ((sent, False), (late, True)):
-            ids = tuple([ident for ident in free.ids if (ident in named) is are_named])
-            if ids:
-                target.append(FreeTensors(ids))
-    return late
+    placed = {each.instruction.id: each.position for each in between if type(each.instruction) is PlaceTensor}
+    used = {*match.externals, *match.outputs}
+    freed = [ident for free in frees for ident in free.ids]  # type: ignore[union-attr]
+    last = {
+        ident
+        for ident in placed.keys() - named
+        if ident not in used or match.last_use(ident) < match.start + placed[ident]
+    }
+    for ident in last.intersection(freed):
+        _free_after_place(ident, between)
+    needed = used.union(named, placed)
+    early = tuple([ident for ident in freed if ident not in needed])
+    late = tuple([ident for ident in freed if ident in needed and ident not in last])
+    sent += [FreeTensors(early)] if early else []
+    return [FreeTensors(late)] if late else []
+
+
+def _free_after_place(ident: int, between: list[BetweenOps]) -> None:
+    """Free a tensor right after the last PlaceTensor that names it."""
+    number = max(number for number, each in enumerate(between) if getattr(each.instruction, "id", 0) == ident)
+    between.insert(number + 1, BetweenOps(between[number].position, FreeTensors((ident,))))
 
 
 def _add_interleaved(other: Interleaved, freed: set[int], sent: list[Instruction]) -> None:

@@ -276,7 +276,7 @@ class BetweenOps(Struct, array_like=True, frozen=True):
     """An instruction that is carried out in the middle of a segment, before the op at `position`."""
 
     position: Slot
-    instruction: NoteGradient | BeginModule | DropCopies | PlaceTensor
+    instruction: NoteGradient | BeginModule | DropCopies | PlaceTensor | FreeTensors
 
 
 class RunSegment(_Record, frozen=True):

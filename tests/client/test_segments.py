@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import gt
 from gt.client import active_session
 from gt.client.segment_matcher import HotPathStats, SegmentMatcher
-from gt.core.messages import MAX_SLOT, DefineSegment, FreeTensors, PlaceTensor, RunOp, RunSegment
+from gt.core.messages import MAX_SLOT, BetweenOps, DefineSegment, FreeTensors, PlaceTensor, RunOp, RunSegment
 from gt.core.segments import SegmentBody
 from gt.core.settings import HotPathSettings
 from tests.records import ADD, ROWS
@@ -365,8 +365,8 @@ def test_segments_stand_for_the_very_ops(other: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("place", [1, 2])
 def test_tensors_are_freed_after_their_last_use(place: int) -> None:
-    """One that was last used before a segment is freed before it, and one that is placed in it in the segment, unless
-    it is placed after its last use."""
+    """One that was last used before a segment is freed before it, and one that is placed in it after its last use or,
+    if that is later, after it is placed."""
     matcher = eager_matcher()
     for first in (100, 200, 300):
         inputs = [(5, 6), (first, 6), (first + 1, 6)]
@@ -377,7 +377,9 @@ def test_tensors_are_freed_after_their_last_use(place: int) -> None:
     early, run, *late = sent
     assert isinstance(run, RunSegment)
     assert early == FreeTensors((299,))
-    assert (run.dead, late) == (((2,), []) if place == 1 else ((), [FreeTensors((300,))]))
+    placed = BetweenOps(place, PlaceTensor(300, ROWS, 0))
+    frees = [BetweenOps(place, FreeTensors((300,)))] if place == 2 else []
+    assert (run.dead, run.between, late) == ((2,) if place == 1 else (), (placed, *frees), [])
 
 
 def test_ids_that_are_far_apart_are_no_segment() -> None:
