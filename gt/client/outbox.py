@@ -150,6 +150,9 @@ class Outbox:
         if writes and self.read_only:
             self._require_writable([storages[storage] for storage, _ in writes])
         with self.lock:
+            self._count_dead()
+            if self._dead_cost >= FREE_BYTES:  # before the instructions, which may be a whole step
+                self._free_dead()
             table, instructions = build(tuple([storage.id for storage in storages]))
             self.queue.extend(instructions)
             self._extra_ops += extra_ops

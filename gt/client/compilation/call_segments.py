@@ -48,7 +48,8 @@ class _Single:
     """An instruction that is sent by itself."""
 
     def __init__(self, instruction: Instruction, build: Build, number: int | None = None) -> None:
-        self.named = set(id_fields(type(instruction)).all(instruction))
+        is_ignoring = isinstance(instruction, DropCopies)  # tensors that are gone
+        self.named = set() if is_ignoring else set(id_fields(type(instruction)).all(instruction))
         self.dead: tuple[int, ...] = ()
         self._build = build
         self._number = number  # of an op
@@ -80,8 +81,11 @@ class _Segment:
         externals = list(dict.fromkeys(ident for op in ops for ident in op.inputs if ident not in made))
         self._slots = {ident: slot for slot, ident in enumerate([*externals, *outputs])}
         self._between = [(position, build) for position, _, build in between]
-        self._kept = {ident for _, each, _ in between for ident in id_fields(type(each)).all(each)}
-        self.named = {*externals, *outputs, *self._kept}
+        others = [each for _, each, _ in between if not isinstance(each, DropCopies | PlaceTensor)]
+        self._kept = {ident for each in others for ident in id_fields(type(each)).all(each)}
+        self._placed = {each.id: number for number, (_, each, _) in enumerate(between) if isinstance(each, PlaceTensor)}
+        self._last_use = {ident: place for place, op in enumerate(ops) for ident in (*op.inputs, *op.outputs)}
+        self.named = {*externals, *outputs, *self._kept, *self._placed}
         self.dead: tuple[int, ...] = ()
         self._first = slots[outputs[0]]
         # By slots of the call: requests, such as those of flow control, took ids between those of the recorded ops.
@@ -92,11 +96,20 @@ class _Segment:
 
     def frees(self, ident: int) -> bool:
         """Whether a tensor that no later instruction uses may die in the segment: it may not if an instruction between
-        the segment's ops names it."""
-        return ident in self._slots and ident not in self._kept
+        the segment's ops names it, other than a PlaceTensor, or a DropCopies, which ignores tensors that are gone."""
+        return (ident in self._slots or ident in self._placed) and ident not in self._kept
 
-    def set_dead(self, idents: Iterable[int]) -> None:
-        self.dead = tuple(sorted(self._slots[ident] for ident in idents))
+    def set_dead(self, idents: Iterable[int], slots: Mapping[int, int]) -> None:
+        """Let tensors die in the segment: after their last use, or after their placing if that is later."""
+        placed = [ident for ident in idents if self._is_placed_last(ident)]
+        self.dead = tuple(sorted(self._slots[ident] for ident in idents if ident not in placed))
+        for ident in sorted(placed, key=self._placed.__getitem__, reverse=True):
+            number = self._placed[ident]
+            self._between.insert(number + 1, (self._between[number][0], _freeing([slots[ident]])))
+
+    def _is_placed_last(self, ident: int) -> bool:
+        number = self._placed.get(ident)
+        return number is not None and self._last_use.get(ident, -1) < self._between[number][0]
 
     def define(self, segment_id: int) -> DefineSegment:
         self.segment_id = segment_id
@@ -138,7 +151,7 @@ class SegmentedCall:
 
     def _place_deaths(self, dying: Iterable[int], slots: Mapping[int, int]) -> list[Build | None]:
         """Let each tensor die in the segment that uses it last, or free it after the single instruction that does.
-        Returns, for each item, a function that picks the ids to free after it from a table."""
+        Returns, for each item, a function that makes the FreeTensors after it of a table."""
         last_use = {ident: number for number, item in enumerate(self._items) for ident in item.named}
         by_item: dict[int, list[int]] = {}
         for ident in dying:
@@ -147,19 +160,25 @@ class SegmentedCall:
         for number, item in enumerate(self._items):
             dead = by_item.get(number, [])
             if isinstance(item, _Segment):
-                item.set_dead([ident for ident in dead if item.frees(ident)])
+                item.set_dead([ident for ident in dead if item.frees(ident)], slots)
             left = [slots[ident] for ident in dead if not item.frees(ident)]
-            frees.append(picker(left) if left else None)
+            frees.append(_freeing(left) if left else None)
         return frees
 
     def instructions(self, table: Table, scalars: OpScalars) -> list[Instruction]:
         """The instructions of one call."""
         emitted: list[Instruction] = []
-        for item, pick in zip(self._items, self._frees, strict=True):
+        for item, free in zip(self._items, self._frees, strict=True):
             emitted.append(item.instruction(table, scalars))
-            if pick is not None:
-                emitted.append(FreeTensors(pick(table)))
+            if free is not None:
+                emitted.append(free(table))
         return emitted
+
+
+def _freeing(slots: Sequence[int]) -> Build:
+    """A function that makes the FreeTensors of some slots of a table."""
+    pick = picker(slots)
+    return lambda table: FreeTensors(pick(table))
 
 
 def _split(

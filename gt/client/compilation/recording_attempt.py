@@ -30,18 +30,17 @@ class RecordingAttempt:
         self.reason = ""
         self.watched = WatchedState(roots)
         arguments = {id(tensor) for tensor in call.tensors}
-        others = [tensor for tensor in self.watched.tensors if id(tensor) not in arguments]
+        self.others = [tensor for tensor in self.watched.tensors if id(tensor) not in arguments]
         optimizers = self.watched.optimizers
         counts = {id(value) for each in optimizers for entries in each.state.values() for value in entries.values()}
-        self.before = CallTensors([*unique_tensors(call.tensors), *others], self.watched.plain, counts)
+        self.before = CallTensors([*unique_tensors(call.tensors), *self.others], self.watched.plain, counts)
         self.steps = [StepScalars(optimizer, stepped.get(id(optimizer))) for optimizer in optimizers]
         self.trace = FloatTrace(call.floats)
         self.recorded: RecordedCall
 
     def run(self, function: Callable[..., Any]) -> Any:
         """Run the function, record its instructions and effects, and return its output."""
-        others = self.before.tensors[len(unique_tensors(self.call.tensors)) :]
-        arguments = ArgumentChanges(function, self.call, self.trace, others)
+        arguments = ArgumentChanges(function, self.call, self.trace, self.others)
         try:
             with CallRecorder(self.call.session) as recording:
                 output = function(*arguments.args, **arguments.kwargs)
@@ -105,9 +104,8 @@ class RecordingAttempt:
     def state_difference(self, other: RecordingAttempt) -> str | None:
         """How the objects that two calls found differ; None if they are the same. Positions of tensors in recordings
         can be compared only if they are."""
-        arguments = len(unique_tensors(self.call.tensors))
         pairs = (
-            (self.before.tensors[arguments:], other.before.tensors[arguments:]),
+            (self.others, other.others),
             (self.before.plain, other.before.plain),
             (self.watched.optimizers, other.watched.optimizers),
         )
@@ -115,8 +113,15 @@ class RecordingAttempt:
             return "it uses other tensors or optimizers"
         return None
 
+    def forget_arguments(self) -> None:
+        """Release the arguments of the call, which may be large, and keep the state that later calls are compared
+        with."""
+        self.recorded.recording.externals.clear()
+        self.before.tensors, self.before.refs = self.others, []
+        del self.call
+
     def forget_tensors(self) -> None:
         """Release the tensors of the call, and keep the scalars that later calls are compared with."""
-        self.recorded.recording.externals.clear()
+        self.forget_arguments()
         self.recorded.recording.operands.clear()
-        del self.call, self.before, self.watched, self.steps
+        del self.others, self.before, self.watched, self.steps

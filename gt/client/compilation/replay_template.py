@@ -47,6 +47,11 @@ class ReplayTemplate:
         builds = [instruction_builder(instruction, self._slots) for instruction in self._instructions]
         return SegmentedCall(self._instructions, builds, self._slots, self._dying, shortest)
 
+    def reset_gradients(self, tensors: Sequence[Tensor]) -> None:
+        """Drop the gradients that the call replaces: those that it does not use are freed before it."""
+        for position, _ in self.effects.gradients:
+            tensors[position].grad = None
+
     def emit(self, session: Session, externals: Sequence[Storage], scalars: Sequence[tuple[Any, ...]]) -> Table:
         """Queue the instructions of one call. Returns its table of ids."""
 

@@ -104,6 +104,7 @@ class ReplayableCall:
             scalars = self._scalar_plan.draw(call.floats)
             pairs = zip(template.sources, uploaded, strict=True)
             externals = [found or self._external(session, source, tensors) for source, found in pairs]
+            template.reset_gradients(tensors)
             table = template.emit(session, externals, scalars)
             self._scalar_plan.commit(session, table)
             results = template.apply_effects(session, table, externals, tensors, containers)
@@ -166,7 +167,7 @@ def _seen_gradients(calls: Sequence[CallTensors]) -> list[tuple[bool, set[Any]]]
     """For each tensor, whether it was without gradient before one of the calls, and the keys of its gradients."""
     return [
         (any(not each.gradients[position] for each in calls), {each.gradient_keys[position] for each in calls})
-        for position in range(len(calls[0].tensors))
+        for position in range(len(calls[0].gradients))
     ]
 
 

@@ -53,6 +53,7 @@ class Specialization:
             self._pending = [*self._pending[1 - MAX_REPLAYABLE :], calls]
         calls.append(attempt)
         if len(calls) < RECORDED_CALLS:
+            attempt.forget_arguments()
             if differences and differences[-1]:
                 self.obstacle = f"its calls differ: {differences[-1]}"
             return output, self._give_up_after(self.obstacle)
