@@ -173,8 +173,10 @@ def _query_call(new: UncachedCall, template: CallTemplate) -> QueryCall:
 def _inferred_call(new: UncachedCall, template: CallTemplate, ruled: RuledCall | None) -> CachedCall:
     """The call by torch's shape function. Raises UnknownResult. `ruled`: the same call by its rule, to be compared."""
     session, op, args, kwargs, _, refs, _ = new
-    if op.needs_worker_shape and session.computes and not _is_same_everywhere(op, args, kwargs, refs):
-        raise UnknownResult  # in a session that computes nothing there is no device, so torch's shapes are as good
+    if op.needs_worker_shape and not _is_same_everywhere(op, args, kwargs, refs):
+        if session.computes:
+            raise UnknownResult
+        session.assumed.add(op.name)  # no device tells the shapes, so torch's are taken
     result, resized = infer_result(op, args, kwargs, refs, session.on_cpu)
     reshaped = {at: found for at, found in resized.items() if found.shape != refs[at].geometry.shape}
     has_out = any(argument.is_out for argument in schema_of(op.func).arguments)

@@ -92,7 +92,8 @@ class Session:
     - `cached_calls`: the calls that were inferred before, by op, geometries and constants; `calls_inferred` counts them
     - `rule_inference`: infers calls that differ from inferred ones in sizes only
     - `scope_resolver`: finds the signal scope of each op; None if no op has one
-    - `computes`: False if ops are only planned, so that no tensor has a value
+    - `computes`: False if ops are only planned, so that no tensor has a value; `assumed` are the ops whose shapes a
+      worker would have told
     - `display`: shows a person how long waits go on; None if nobody looks
     - `call_log`: writes the table of GT_DEBUG_CLIENT; None if nobody reads it
     """
@@ -115,6 +116,7 @@ class Session:
         self.alone = len(welcome.workers) == 1
         self.embedded = self.alone and not channel.is_asynchronous
         self.computes = computes
+        self.assumed: set[str] = set()
         self.on_cpu = all(worker.device == "cpu" for worker in welcome.workers)
         self.scope_resolver: ScopeResolver | None = None
         self.cached_calls: dict[tuple[Any, ...], Any] = {}

@@ -22,7 +22,7 @@ from gt.client.storage import Storage, TensorRef
 from gt.client.tensor import Tensor, to_gt
 from gt.client.torch_patches.pytree import tree_leaves, tree_map
 from gt.core.errors import SessionError
-from gt.core.messages import CreateTensor, Instruction, QueryOp
+from gt.core.messages import CreateTensor, Instruction, QueryOp, RunOp
 from gt.core.meta import TensorMeta
 from gt.core.signatures import PolicyRecord
 from gt.sharding.optimizer.recorded_steps import ENTER, GRADIENT, INPUT, LEAVE, OUTPUT, ModuleMark, RecordedSteps
@@ -55,6 +55,19 @@ def record_steps(step: Callable[..., Any], args: Sequence[Any], objects: StepObj
             recorder.begin_step()
             step(*args)
     return recorder.finish(layouts, named, before, _owners(objects.model))
+
+
+def require_known_memory(steps: RecordedSteps) -> None:
+    """Raise SessionError if an op gives results whose sizes only a worker knows, in a session that has none."""
+    assumed = active_session.current().assumed
+    for run in [each for each in steps.instructions if isinstance(each, RunOp)]:
+        op = steps.signatures[run.op_id].op
+        if op in assumed:
+            raise SessionError(
+                f"{steps.sites[run.site]}: only workers know how much memory {op} takes, and there are none, so that no "
+                "plan can promise to stay within memory=; plan in a session with workers, as "
+                "gt.init(workers=4, mode='virtual') starts, or without memory="
+            )
 
 
 def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:

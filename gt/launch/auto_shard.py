@@ -17,7 +17,7 @@ from gt.client import active_session
 from gt.client.layouts import mesh as make_mesh
 from gt.client.model_layout import check_layouts
 from gt.client.step_objects import find_step_objects
-from gt.client.step_recorder import record_steps
+from gt.client.step_recorder import record_steps, require_known_memory
 from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError, SessionError, SettingsError
 from gt.core.messages import hosts_of
@@ -93,6 +93,8 @@ def _plan(
     meshes = _meshes(mesh, fixed, are_axes_alike=not calibration.axes)
     show("recording the step")
     steps = record_steps(step, args, objects)
+    if limit is not None:
+        require_known_memory(steps)
     if fixed is not None:
         check_layouts(objects.model, fixed, meshes[0])
     program = program_of(steps)

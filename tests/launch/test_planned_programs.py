@@ -10,6 +10,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
 import gt
+from gt.signals.config import Config
 from gt.signals.registry import registry
 
 # Slow workers and fast links, so that plans cut what they can.
@@ -264,3 +265,37 @@ def test_a_program_is_planned_and_runs_as_predicted(name, tmp_path):
         tolerance = 2e-2 if name == "bfloat16" else 1e-4
         torch.testing.assert_close(loss.detach().cpu(), theirs(*args).detach(), rtol=tolerance, atol=tolerance)
         assert number < WARM_UP.get(name, 1) or c.bytes == plan.bytes
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", ["adam", "clipping", "closure", "recomputed", "called twice", "tied"])
+def test_a_worker_holds_the_predicted_memory(name, compiles, monkeypatch):
+    """The most of several steps: repeated ones, which free tensors earlier, may hold less."""
+    monkeypatch.setattr("gt.client.outbox.FREE_BYTES", 1)  # small models: tensors are freed at once, not by 128 KiB
+    make_model, make_step, args = PROGRAMS[name]
+    gt.init(workers=4, mode="shapes")
+    plan = gt.auto_shard(make_step(gt.to(make_model())), *args, mesh="2x2", machine=MACHINE, seconds=1.0)
+    gt.shutdown()
+    gt.init(workers=4, mode="virtual")
+    registry.add(Config({}, plan.config))
+    step = make_step(gt.to(make_model()))
+    step = gt.compile(step) if compiles else step
+    peaks = []
+    for _ in range(6):
+        with gt.debug.memory() as m:
+            step(*args)
+        peaks.append(m.peak)
+    assert 0.95 * plan.memory <= max(peaks) <= 1.05 * plan.memory, (peaks, plan.memory)
+    assert not compiles or step.skipped
+
+
+def test_a_limit_is_refused_where_only_workers_know_the_memory():
+    make_model, make_step, args = PROGRAMS["lstm"]
+    gt.init(workers=4, mode="shapes")
+    step = make_step(gt.to(make_model()))
+    with pytest.raises(gt.SessionError, match=r"aten.mkldnn_rnn_layer.default .* mode='virtual'"):
+        gt.auto_shard(step, *args, mesh="2x2", memory="1 GB", machine=MACHINE, seconds=1.0)
+    gt.shutdown()
+    gt.init(workers=4, mode="virtual")
+    step = make_step(gt.to(make_model()))
+    assert gt.auto_shard(step, *args, mesh="2x2", memory="1 GB", machine=MACHINE, seconds=1.0).memory > 100_000
