@@ -4,9 +4,10 @@
     python examples/signals/pipeline.py --virtual    # 4 workers inside this process
     python examples/signals/pipeline.py --workers 4  # 4 worker processes
 
-The loop is plain Python and waits for nothing, so the workers of one stage go on with the next micro-batch while those
-of the other are at the one before. pipeline.yaml runs the first stage forward on workers 0 and 1 and its gradients on
-workers 2 and 3; the second stage is the mirror image. Activations go from worker to worker.
+The loop is plain Python: the backward of each micro-batch comes before the forward of the next one, so that stages run
+one after another. With all forwards before all backwards they overlap (docs/strategies.md). pipeline.yaml runs the
+first stage forward on workers 0 and 1 and its gradients on workers 2 and 3; the second stage is the mirror image.
+Activations go from worker to worker.
 """
 
 from __future__ import annotations

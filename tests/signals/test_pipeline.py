@@ -1,4 +1,5 @@
-"""Pipeline parallelism with micro-batches in a plain loop: the stages overlap as GPipe says they can."""
+"""Pipeline parallelism with micro-batches in plain loops: the stages overlap as GPipe says they can if all micro-batches
+go forward before the first one goes back, and take turns if each goes back at once."""
 
 import pytest
 import torch
@@ -40,6 +41,11 @@ class Pipeline:
         for loss in losses:
             loss.backward()
         return losses
+
+    def step_by_batch(self):
+        """A plain training loop: the backward of each micro-batch comes before the forward of the next one."""
+        for x in self.inputs:
+            self.loss(x).backward()
 
     def gradients(self):
         tensors = [*self.inputs, *[weight for stage in self.stages for weight in stage.parameters()]]
@@ -107,6 +113,17 @@ def test_four_stages_would_overlap(four_stages):
     idle = idle_fractions(plan, t.workers)
     assert max(idle) <= 1.25 * bound(4), idle
     assert plan.makespan < 0.5 * sum(map(plan.busy, t.workers))
+
+
+@pytest.mark.parametrize(("stages", "idle"), [(2, 0.55), (4, 0.75)])
+def test_stages_take_turns_if_each_backward_follows_its_forward(stages, idle, four_workers):
+    """As docs/strategies.md says: workers run their commands in the order in which the program issues them."""
+    pipeline = Pipeline(stages, rows=16, width=32)
+    pipeline.step_by_batch()
+    with gt.debug.timeline() as t:
+        pipeline.step_by_batch()
+    fractions = idle_fractions(planned(t), range(stages))
+    assert sum(fractions) / stages == pytest.approx(idle, abs=0.06), fractions
 
 
 def test_activations_and_gradients_move_from_stage_to_stage(four_stages):
