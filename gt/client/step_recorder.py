@@ -64,7 +64,7 @@ def require_known_memory(steps: RecordedSteps) -> None:
         op = steps.signatures[run.op_id].op
         if op in assumed:
             raise SessionError(
-                f"{steps.sites[run.site]}: only workers know how much memory {op} takes, and there are none, so that no "
+                f"{steps.sites[run.site]}: only workers know how much memory {op} takes, and there are none, so no "
                 "plan can promise to stay within memory=; plan in a session with workers, as "
                 "gt.init(workers=4, mode='virtual') starts, or without memory="
             )

@@ -1,5 +1,5 @@
-"""Pipeline parallelism with micro-batches in plain loops: the stages overlap as GPipe says they can if all micro-batches
-go forward before the first one goes back, and take turns if each goes back at once."""
+"""Pipeline parallelism with micro-batches in plain loops: the stages overlap as GPipe says they can if all
+micro-batches go forward before the first one goes back, and take turns if each goes back at once."""
 
 import pytest
 import torch
