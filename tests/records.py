@@ -219,6 +219,7 @@ INSTRUCTIONS: list[Instruction] = [
             BetweenOps(1, NoteGradient(own(5), own(6), 3)),
             BetweenOps(1, DropCopies((own(5),))),
             BetweenOps(1, BeginModule(1, (own(5),), 2, (), 3)),
+            BetweenOps(1, FreeTensors((own(5),))),
         ),
     ),
     DefineOp(own(1), RICH),
