@@ -39,6 +39,7 @@ from gt.client.torch_dispatch import dispatch
 from gt.client.torch_patches.autograd_nodes import refuse_backward
 from gt.client.torch_patches.avoid_dtensor_import import keep_dtensor_out
 from gt.client.torch_patches.avoid_dynamo_import import hide_from_dynamo
+from gt.client.torch_patches.checkpoint_staging import patch_staging
 from gt.client.torch_patches.data_property import patch_data_property
 from gt.client.torch_patches.nn_modules import patch_module_cpu
 from gt.client.torch_patches.op_interception import is_transformed
@@ -550,6 +551,7 @@ patch_data_property(Tensor)
 patch_module_cpu(Tensor)
 patch_swapping(Tensor, _exchange)
 patch_optimizer_defaults((Tensor, Handle))
+patch_staging(Tensor)
 refuse_other_processes(Tensor)
 refuse_other_processes(Handle)
 torch.serialization.add_safe_globals([restore, restore_part, restore_subclass])
