@@ -15,6 +15,7 @@ import torch
 
 from gt.client.cached_calls import (
     CachedCall,
+    HandleType,
     MultiResultCall,
     QueryCall,
     Rebuild,
@@ -25,8 +26,9 @@ from gt.client.cached_calls import (
 )
 from gt.client.call_log import BY_GT, BY_RULE, BY_TORCH, BY_WORKER
 from gt.client.call_template import LIST_KINDS, CallTemplate
+from gt.client.factory_mode import FactoryMode
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
-from gt.client.kernel_checks import check_arguments, check_overlaps
+from gt.client.kernel_checks import MayBeRefused, check_arguments, check_overlaps
 from gt.client.kernel_strides import run_shape_function
 from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.resizing import ResizingCall
@@ -74,6 +76,21 @@ class UncachedCall(NamedTuple):
         return CallTemplate(self.op, self.args, self.kwargs, self.refs, self.request)
 
 
+class SplitCall:
+    """An op on lists of tensors, of which a written one shares memory with another: one tensor after another."""
+
+    __slots__ = ("op",)
+
+    def __init__(self, op: OpSchema) -> None:
+        self.op = op
+
+    def run(
+        self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
+    ) -> Any:
+        with FactoryMode(cls):
+            return self.op.split(*args, **kwargs or {})  # type: ignore[misc]
+
+
 @unintercepted
 def infer_call(
     session: Session,
@@ -114,6 +131,9 @@ def _infer_outside(new: UncachedCall) -> CachedCall:
             return _infer(new)
         except UnknownResult as unknown:
             if others == _inferring[get_ident()]:
+                if new.op.split and new.op.writes and isinstance(unknown.__cause__, MayBeRefused):
+                    new.session.cache_call(new.key, SplitCall(new.op))
+                    return SplitCall(new.op)
                 if not (new.session.computes or new.op.returns_python):  # a Python value depends on values anyway
                     _raise_if_invalid(unknown)
                 break

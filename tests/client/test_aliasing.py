@@ -274,6 +274,23 @@ def test_foreach_writes_to_views_of_one_storage(anywhere):
     assert torch.equal(y.cpu(), x)
 
 
+FOREACH_WRITES = {
+    "twice": lambda x: torch._foreach_add_([x, x[1:], x.detach()], [x.detach().clone(), x[:-1].clone(), x.clone()]),
+    "one added twice": lambda x: torch._foreach_add_([x, x.data], [torch.ones(4), torch.full((4,), 2.0)]),
+    "scaled and added": lambda x: torch._foreach_addcmul_([x, x.data], [x.clone()] * 2, [x.clone()] * 2, 0.5),
+    "itself": lambda x: torch._foreach_mul_([x, x.data], [x, x.data]),
+}
+
+
+@pytest.mark.parametrize("write", FOREACH_WRITES.values(), ids=FOREACH_WRITES)
+def test_foreach_writes_twice_to_one_tensor(four_workers, write):
+    x = torch.arange(4.0)
+    y = gt.to(x)
+    write(x)
+    write(y)
+    assert torch.equal(y.cpu(), x)
+
+
 def values_of(tensors):
     return [(x.tolist(), x.stride(), x.storage_offset(), x.requires_grad) for x in tensors]
 

@@ -26,7 +26,7 @@ from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.optimizer_step_hooks import OptimizerState, copy_of
 from gt.client.special_ops import SPECIAL
 from gt.client.torch_patches.dispatch_modes import UntracedMode
-from gt.client.torch_patches.optimizer_defaults import bucket_sizes, standing_for
+from gt.client.torch_patches.optimizer_defaults import bucket_sizes, share_memory, standing_for
 from gt.core.errors import GTError
 
 ScalarPlace: TypeAlias = tuple[int, int, int]
@@ -217,7 +217,7 @@ class _Stepper:
                 own.extend(value for value in state.values() if isinstance(value, torch.Tensor))
         self._stand_in.param_groups = [
             {**group, "params": [member.parameter for member in self.members if member.group == number]}
-            for number, group in enumerate(self._optimizer.param_groups)
+            for number, group in enumerate(map(_with_implementation, self._optimizer.param_groups))
         ]
         step = type(self._optimizer).step
         try:
@@ -316,6 +316,12 @@ def described(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple([(key, described(each)) for key, each in value.items()])
     return tuple(map(described, value)) if isinstance(value, list | tuple) else value
+
+
+def _with_implementation(group: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a group whose parameters may share memory, which those of a stand-in do not."""
+    is_default = "foreach" in group and group["foreach"] is None
+    return {**group, "foreach": False} if is_default and share_memory(group["params"]) else group
 
 
 def _own_copy(value: Any) -> Any:

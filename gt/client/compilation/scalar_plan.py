@@ -129,11 +129,20 @@ class StepScalars:
             ]
             if len(sources) < len(begun.parameters) or any(source.kind != "handle" for source in sources):
                 return None
-            parameters = [tensors[source.positions[0]] for source in sources]
+            parameters = self._with_tied([tensors[source.positions[0]] for source in sources])
             end = instructions[last]
             assert isinstance(end, EndStep)
             found.append(StepPlace(first, last, slots[begun.step], slots[end.end], parameters))
         return found[0] if len(found) == 1 else None
+
+    def _with_tied(self, stepped: Sequence[Tensor]) -> list[Tensor]:
+        """The parameters of a step, of which the call knows one for each storage: those that share a storage are
+        stepped on in the order of the optimizer."""
+        left: dict[int, list[Tensor]] = {}
+        for parameter in (each for group in self.optimizer.param_groups for each in group["params"]):
+            if isinstance(parameter, Tensor):
+                left.setdefault(id(parameter._ref.storage), []).append(parameter)
+        return [tied.pop(0) if (tied := left.get(id(each._ref.storage))) else each for each in stepped]
 
 
 class _ArgumentScalars(NamedTuple):

@@ -69,10 +69,18 @@ def _preferring_lists(
         fused, lists = choose(params, differentiable, use_fused)
         # In a step gradients are enabled if it is differentiable, which SGD does not say.
         if not (fused or lists or differentiable or torch.is_grad_enabled()) and params:
-            lists = all(_is_on_gt(each, handles) and each.dtype in _DTYPES for each in params)
+            are_usual = all(_is_on_gt(each, handles) and each.dtype in _DTYPES for each in params)
+            lists = are_usual and not share_memory(params)
         return fused, lists
 
     return choose_implementation
+
+
+def share_memory(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether two of some parameters share their storage: updated in lists, each op would see both updates half done.
+    The tensors are on GT, or stand for one there."""
+    storages = [id(tensor._ref.storage) for tensor in tensors if hasattr(tensor, "_ref")]
+    return len(set(storages)) < len(storages)
 
 
 def _in_buckets(group: Callable[..., dict[Any, Any]], handles: tuple[type[torch.Tensor], ...]) -> Callable[..., Any]:
