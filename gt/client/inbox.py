@@ -188,7 +188,7 @@ class Inbox:
         else:
             self._drained.discard(news.worker)
             self._losses[news.worker] = news
-            log.warning("%s", self._describe_loss(news))
+            log.info("%s", self._describe_loss(news))  # reads raise it
 
     def _note_end(self, answer: Refused | Rejected | SessionEnded) -> None:
         """The session cannot go on. Raises SessionLost if somebody has ended it."""

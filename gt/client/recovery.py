@@ -20,8 +20,11 @@ from gt.client.session_reads import fetch, locate, read_versions
 from gt.client.storage import Storage
 from gt.client.tensor import Handle, Tensor
 from gt.core.errors import GTError, RecoveryError, WorkerLost
-from gt.core.messages import CURRENT, KEPT, PREVIOUS, VersionSpan
+from gt.core.messages import CURRENT, KEPT, PREVIOUS, VersionSpan, hosts_of
 from gt.sharding.spec import ShardingSpec
+from gt.signals.checks import ALL
+from gt.signals.registry import registry
+from gt.signals.resolution import readings_without
 
 log = logging.getLogger("gt.client")
 
@@ -103,8 +106,22 @@ def recover(*targets: torch.Tensor | torch.nn.Module | Optimizer) -> None:
             RecoveryTarget(name, storage, span, id(storage) in parameters, entry)
             for (name, storage, entry), span in zip(found.values(), spans, strict=True)
         ]
-        _recover_session(session, known, optimizers)
+        try:
+            _recover_session(session, known, optimizers)
+        finally:
+            _tell_of_missing_workers(session)  # after reads, which tell the session of the workers that are left
         _drop_gradients(session, [parameter for target in targets for parameter in _parameters(target)])
+
+
+def _tell_of_missing_workers(session: Session) -> None:
+    """Say how the configuration reads for the workers that are left, if it names others."""
+    for subject, reading in readings_without(registry.current(), hosts_of(session.workers)):
+        log.warning(
+            "%s needs workers that are not there; for those that are left it reads `%s`, and for any number `workers: %s`",
+            subject,
+            reading,
+            ALL,
+        )
 
 
 def _require_on_workers(targets: Sequence[Any]) -> None:

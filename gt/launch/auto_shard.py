@@ -134,7 +134,11 @@ def _meshes(
     if mesh is None:
         if fixed is not None and fixed.mesh is not None:
             sizes = [size for _, size in fixed.mesh]
-            return [make_mesh(sizes, [name for name, _ in fixed.mesh], fixed.workers or ())]
+            return [
+                make_mesh(
+                    sizes, [name for name, _ in fixed.mesh], fixed.workers if isinstance(fixed.workers, tuple) else ()
+                )
+            ]
         return candidate_meshes(hosts_of(active_session.current().workers), are_axes_alike=are_axes_alike)
     shape = _parse_shape(mesh) if isinstance(mesh, str) else [mesh] if isinstance(mesh, int) else list(mesh)
     return [make_mesh(shape, _AXES[: len(shape)] if len(shape) <= len(_AXES) else ())]

@@ -18,11 +18,11 @@ from rich.text import Text
 
 from gt.core.errors import SignalError
 from gt.signals.backward_signals import backward_chain, unknown_backward
-from gt.signals.checks import NOT_CUT, REST, misspelt_of, show_mesh
-from gt.signals.config import AxesPerDim, Config, ModelConfig, ShardConfig, SignalConfig
+from gt.signals.checks import ALL, NOT_CUT, REST, misspelt_of, show_mesh
+from gt.signals.config import AxesPerDim, Config, ModelConfig, ShardConfig, SignalConfig, Workers
 from gt.signals.parser import read_config
 from gt.signals.registry import registry
-from gt.signals.resolution import resolve_mesh
+from gt.signals.resolution import resolve_mesh, sections_with_workers
 from gt.signals.schema import SCHEMA
 
 _COPIES = {None: "", True: "dropped", False: "kept"}
@@ -104,12 +104,7 @@ def _misspelt_backwards(config: Config) -> Iterator[str]:
 
 def _missing_workers(config: Config, connected: Mapping[int, str]) -> Iterator[str]:
     """An error for each section that names more workers than are connected."""
-    sections: list[tuple[str, ShardConfig | ModelConfig]] = [
-        (f"{signal.source}: signal {name!r}", signal.shard) for name, signal in config.signals.items() if signal.shard
-    ]
-    if config.model is not None:
-        sections.append((f"{config.model.source}: model", config.model))
-    for subject, section in sections:
+    for subject, section in sections_with_workers(config):
         try:
             resolve_mesh(section.mesh, section.workers, connected, subject)
         except SignalError as error:
@@ -181,8 +176,8 @@ def _grid(model: ModelConfig) -> str:
     return "" if model.mesh is None else f"mesh {show_mesh(model.mesh)} of "
 
 
-def _numbers(workers: tuple[int, ...] | None) -> str:
-    return "all" if workers is None else " ".join(map(str, workers))
+def _numbers(workers: Workers) -> str:
+    return ALL if workers in (None, ALL) else " ".join(map(str, workers))
 
 
 def _line(source: str) -> str:

@@ -16,6 +16,8 @@ from gt.core.meta import MAX_DIMS
 NOT_CUT = "-"
 REST = "..."
 """In a layout: any number of dims that are not cut."""
+ALL = "all"
+"""In place of a list of workers: those that are connected, however many there are."""
 MODEL = "model"
 """The one section of a file that is not a signal."""
 INPUTS, OUTPUTS = "inputs", "outputs"
@@ -108,8 +110,10 @@ def worker_problems(workers: object, mesh: object) -> list[Problem]:
 
 
 def _worker_list_problems(workers: object) -> Iterator[Problem]:
+    if workers == ALL:
+        return
     if not is_list(workers):
-        yield Problem(("workers",), f"workers has to be a list such as [0, 1], not {show(workers)}")
+        yield Problem(("workers",), f"workers has to be a list such as [0, 1], or {ALL}, not {show(workers)}")
     elif not 0 < len(workers) <= MAX_WORKERS:
         text = f"workers names {len(workers)}; name 1 to {MAX_WORKERS}, or leave workers out for all that are there"
         yield Problem(("workers",), text)

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from gt.core.errors import SignalError
 from gt.core.html_tables import html_table
 from gt.signals.checks import (
+    ALL,
     INPUTS,
     NOT_CUT,
     OUTPUTS,
@@ -49,6 +50,9 @@ Mesh: TypeAlias = tuple[tuple[str, int], ...]
 AxesPerDim: TypeAlias = tuple[tuple[str, ...] | Literal["..."], ...]
 """Per dim, the axes that cut it, major to minor; `...` is any number of dims that are not cut."""
 
+Workers: TypeAlias = tuple[int, ...] | Literal["all"] | None
+"""The ids of workers, or all that are connected. None: all, or the first ones of a grid."""
+
 MeshArgument: TypeAlias = Mapping[str, int] | Sequence[tuple[str, int]]
 DimsArgument: TypeAlias = Sequence[str | Sequence[str] | None]
 
@@ -58,7 +62,8 @@ class ShardConfig:
     """How the tensors of a scope are laid out. One of `axis`, `dims` and `replicate` is given.
 
     - `axis`: the tensor dim to cut
-    - `workers`: over which workers; None: all
+    - `workers`: over which workers; None: all, or as many as the mesh has; "all": all, with as many places along the
+      first axis of the mesh as there are workers for
     - `mesh`: the axes of a grid of workers and their sizes, for `dims`
     - `dims`: for each tensor dim, the axis of the mesh that cuts it, several axes, or None
     - `replicate`: the whole tensor on each worker
@@ -72,7 +77,7 @@ class ShardConfig:
     """
 
     axis: int | None
-    workers: tuple[int, ...] | None
+    workers: Workers
     mesh: Mesh | None
     dims: AxesPerDim | None
     replicate: bool
@@ -80,7 +85,7 @@ class ShardConfig:
     def __init__(
         self,
         axis: int | None = None,
-        workers: Sequence[int] | None = None,
+        workers: Sequence[int] | Literal["all"] | None = None,
         mesh: MeshArgument | None = None,
         dims: DimsArgument | None = None,
         replicate: bool = False,
@@ -173,7 +178,8 @@ class ModelConfig:
     are those of `fnmatch`, in which `*` matches dots too. If several match a name, the last one counts.
 
     - `mesh`: the axes of a grid of workers and their sizes
-    - `workers`: the workers of the grid; None: the first ones
+    - `workers`: the workers of the grid; None: the first ones; "all": all, with as many places along the first axis as
+      there are workers for
     - `parameters`: by pattern, for each tensor dim the axis that cuts it
     - `modules`: by pattern, the signal in whose scope modules run
     - `source`: the file and line of the configuration; empty for Python
@@ -186,7 +192,7 @@ class ModelConfig:
     """
 
     mesh: Mesh | None
-    workers: tuple[int, ...] | None
+    workers: Workers
     parameters: tuple[ParameterEntry, ...]
     modules: tuple[ModuleEntry, ...]
     source: str = field(compare=False)
@@ -196,7 +202,7 @@ class ModelConfig:
     def __init__(
         self,
         mesh: MeshArgument | None = None,
-        workers: Sequence[int] | None = None,
+        workers: Sequence[int] | Literal["all"] | None = None,
         parameters: Mapping[str, DimsArgument] | Iterable[ParameterEntry] = (),
         modules: Mapping[str, str] | Iterable[ModuleEntry] = (),
         source: str = "",
@@ -297,7 +303,9 @@ def _mesh(mesh: MeshArgument | None) -> Mesh | None:
     return None if mesh is None else tuple([(str(name), operator.index(size)) for name, size in pairs_of(mesh) or ()])  # type: ignore[arg-type]
 
 
-def _workers(workers: Sequence[int] | None) -> tuple[int, ...] | None:
+def _workers(workers: Sequence[int] | str | None) -> Workers:
+    if workers == ALL:
+        return ALL
     return tuple([operator.index(worker) for worker in workers]) if is_list(workers) else None  # type: ignore[arg-type]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
+from gt.signals.checks import ALL
 from gt.signals.config import AxesPerDim, ModelConfig
 
 
@@ -19,7 +20,7 @@ def _lines(config: ModelConfig, notes: Mapping[str, str]) -> Iterator[str]:
     if config.mesh is not None:
         yield f"  mesh: {{{', '.join(f'{name}: {size}' for name, size in config.mesh)}}}"
     if config.workers is not None:
-        yield f"  workers: {list(config.workers)}"
+        yield f"  workers: {config.workers if config.workers == ALL else list(config.workers)}"
     for parameter in config.parameters:
         yield _entry("  ", parameter.pattern, dims_text(parameter.dims), notes)
     for module in config.modules:

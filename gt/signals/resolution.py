@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gt.core.errors import SignalError
 from gt.core.signatures import PolicyRecord
 from gt.sharding.host_order import default_mesh, mesh_of_workers
 from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec, mesh_of, whole
-from gt.signals.config import REST, AxesPerDim, ShardConfig
+from gt.signals.checks import ALL
+from gt.signals.config import REST, AxesPerDim, Config, ModelConfig, ShardConfig, Workers, at
 from gt.signals.policy import align_dims
 
 ROW = "w"  # the axis of a mesh that is a row of workers
@@ -32,13 +33,16 @@ def resolve_policy(shard: ShardConfig, connected: Mapping[int, str], subject: st
 
 
 def resolve_mesh(
-    axes: Sequence[tuple[str, int]] | None, workers: Sequence[int] | None, connected: Mapping[int, str], subject: str
+    axes: Sequence[tuple[str, int]] | None, workers: Workers, connected: Mapping[int, str], subject: str
 ) -> DeviceMesh:
     """The mesh that a configuration names; a row of all workers if it names none. `connected` are the hosts of the
     connected workers."""
-    sizes = [size for _, size in axes] if axes else [len(workers or connected)]
+    named = None if workers == ALL else workers
+    sizes = [size for _, size in axes] if axes else [len(named or connected)]
+    if workers == ALL:
+        sizes[0] = max(1, len(connected) // math.prod(sizes[1:]))
     count = math.prod(sizes)
-    chosen = list(workers) if workers is not None else list(connected)[:count]
+    chosen = list(named) if named is not None else list(connected)[:count]
     missing = [worker for worker in chosen if worker not in connected]
     if missing or len(chosen) < count:
         wanted = max([count, *[worker + 1 for worker in chosen]])
@@ -48,9 +52,40 @@ def resolve_mesh(
             f"start more with GT_WORKERS={wanted} or gt.init(workers={wanted})"
         )
     names = [name for name, _ in axes] if axes else [ROW]
-    if workers is None:
+    if named is None:
         return default_mesh(sizes, names, connected)
     return mesh_of_workers(sizes, names, chosen, connected)
+
+
+def sections_with_workers(config: Config) -> Iterator[tuple[str, ShardConfig | ModelConfig]]:
+    """The parts of a configuration that name workers or a mesh, each with its name for errors."""
+    for name, signal in config.signals.items():
+        if signal.shard is not None:
+            yield f"{at(signal.source)}signal {name!r}", signal.shard
+    if config.model is not None:
+        yield f"{at(config.model.source)}model", config.model
+
+
+def readings_without(config: Config, connected: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+    """The parts of a configuration that need more workers than are connected, and how they read for these."""
+    for subject, section in sections_with_workers(config):
+        try:
+            resolve_mesh(section.mesh, section.workers, connected, subject)
+        except SignalError:
+            yield subject, _reading(section, list(connected))
+
+
+def _reading(section: ShardConfig | ModelConfig, connected: Sequence[int]) -> str:
+    """The mesh and the workers of a section, for fewer workers: the first axes of the mesh are shortened."""
+    named = section.workers if isinstance(section.workers, tuple) else ()
+    left = [worker for worker in named if worker in connected] or connected
+    if section.mesh is None:
+        return f"workers: {left}"
+    sizes = [size for _, size in section.mesh]
+    for position, size in enumerate(sizes):
+        sizes[position] = max(1, min(size, len(left) * size // math.prod(sizes)))
+    mesh = ", ".join(f"{name}: {size}" for (name, _), size in zip(section.mesh, sizes, strict=True))
+    return f"mesh: {{{mesh}}}" + (f", workers: {left[: math.prod(sizes)]}" if named else "")
 
 
 def resolve_whole(shard: ShardConfig, connected: Mapping[int, str], subject: str, rank: int) -> ShardingSpec | None:

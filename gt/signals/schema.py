@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from gt.core.meta import MAX_DIMS
 from gt.signals.checks import (
+    ALL,
     AXIS_NAME,
     INPUTS,
     MAX_AXES,
@@ -54,12 +55,17 @@ _MESH: Json = {
 }
 
 _WORKERS: Json = {
-    "description": "ids of workers, from 0; by default all connected workers",
-    "type": "array",
-    "items": {"type": "integer", "minimum": 0},
-    "uniqueItems": True,
-    "minItems": 1,
-    "maxItems": MAX_WORKERS,
+    "description": f"ids of workers, from 0; {ALL}: all connected ones; by default as many as the mesh has",
+    "anyOf": [
+        {"const": ALL},
+        {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0},
+            "uniqueItems": True,
+            "minItems": 1,
+            "maxItems": MAX_WORKERS,
+        },
+    ],
 }
 
 _REPLICATE: Json = {"description": "the whole tensor on every worker", "type": "boolean"}

@@ -19,6 +19,8 @@ from gt.core.log_tables import CALLS, CODE, COMMANDS, PLANS
 from gt.core.settings import Settings
 
 VISIBLE_LOGGERS = (
+    "gt.client",
+    "gt.launch",
     "gt.dispatcher",
     "gt.worker",
     "gt.sharding",
@@ -29,7 +31,7 @@ VISIBLE_LOGGERS = (
     "gt.dashboard",
     "gt.monitor",
 )
-"""Loggers whose warnings are written without GT_VERBOSE. `gt.client` is not among them: a client raises its errors."""
+"""Loggers whose warnings are written without GT_VERBOSE."""
 
 MAX_REPEATS = 20  # warnings of one kind that are written
 REPEAT_SECONDS = 10.0  # in this time

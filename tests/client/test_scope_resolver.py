@@ -36,6 +36,25 @@ def test_a_signal_without_configuration_is_logged_once(four_workers, caplog):
     ]
 
 
+@pytest.mark.parametrize(
+    ("mesh", "shape"),
+    [({"dp": 2}, (4,)), ({"dp": 8}, (4,)), ({"dp": 1, "tp": 2}, (2, 2)), ({"dp": 1, "tp": 3}, (1, 3))],
+)
+def test_a_grid_of_all_workers_has_a_first_axis_that_fits(four_workers, mesh, shape):
+    configure("grid", mesh=mesh, dims=["dp"], workers="all")
+    configure("row", 0, "all")
+    with gt.signal.context("grid"):
+        assert gt.zeros(8, 2).spec.mesh.shape == shape
+    with gt.signal.context("row"):
+        assert gt.zeros(8, 2).spec.mesh.workers == (0, 1, 2, 3)
+
+
+def test_all_workers_are_too_few_for_the_other_axes(four_workers):
+    configure("wide", mesh={"dp": 2, "tp": 5}, dims=["tp"], workers="all")
+    with pytest.raises(SignalError, match="needs workers 0 to 4"), gt.signal.context("wide"):
+        gt.zeros(5)
+
+
 def test_workers_that_are_not_connected(four_workers):
     configure("s", 0, [2, 5])
     message = r"'s' needs workers \[2, 5\].*GT_WORKERS=6 or gt.init\(workers=6\)"

@@ -250,8 +250,8 @@ def said(program=TALK, **variables):
     return run.stderr
 
 
-def test_by_default_only_warnings_of_servers_and_workers_are_shown():
-    roles = ("gt.dispatcher", "gt.worker")
+def test_by_default_only_warnings_are_shown():
+    roles = ("gt.client", "gt.dispatcher", "gt.worker")
     assert said() == "".join([f"gt: {name} {level}\n" for name in roles for level in ("warning", "error")])
 
 

@@ -92,6 +92,35 @@ def test_weights_of_the_step_in_which_a_worker_is_lost_can_be_recovered(hears):
         gt.shutdown()
 
 
+PLAN = """
+named: {shard: {axis: 0, workers: [0, 1]}}
+any: {shard: {axis: 0, workers: all}}
+model: {mesh: {dp: 2, tp: 1}, workers: [0, 1]}
+"""
+
+
+def test_recover_says_how_a_plan_reads_for_the_workers_that_are_left(no_signals, caplog, tmp_path):
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    gt.init(workers=2)
+    try:
+        gt.load_config(tmp_path / "plan.yaml")
+        model = gt.to(torch.nn.Linear(2, 2))
+        os.kill(active_session.current().workers[1].pid, signal.SIGKILL)
+        wait_until(lambda: 1 not in there(), what="the loss of the worker")
+        gt.recover(model)
+        told = [record.message.partition("plan.yaml:")[2] for record in caplog.records if record.name == "gt.client"]
+        assert [
+            text.replace(" needs workers that are not there; for those that are left it reads", "") for text in told
+        ] == [
+            "2: signal 'named' `workers: [0]`, and for any number `workers: all`",
+            "4: model `mesh: {dp: 1, tp: 1}, workers: [0]`, and for any number `workers: all`",
+        ]
+        with gt.signal.context("any"):
+            assert (gt.ones(4, 2) + 1).spec.mesh.workers == (0,)
+    finally:
+        gt.shutdown()
+
+
 def test_plain_operands_that_went_to_a_lost_worker_are_uploaded_anew():
     gt.init(workers=2)
     try:

@@ -23,6 +23,11 @@ def test_the_text_of_a_section_is_read_back_equal():
     assert parse_config(text).model == CONFIG
 
 
+def test_all_workers_are_written_as_a_word():
+    config = ModelConfig({"dp": 2}, "all", inputs=["dp"])
+    assert "  workers: all\n" in model_text(config) and parse_config(model_text(config)).model == config
+
+
 def test_the_last_pattern_of_outputs_counts():
     assert CONFIG.output_for("h.1").dims == (("dp",), (), ())
     assert CONFIG.output_for("h.0").dims == ((), (), ("tp",))

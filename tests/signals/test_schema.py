@@ -28,6 +28,8 @@ GOOD = [
     "model: {}",
     "model: {mesh: {tp: 2}, workers: [3, 4], a: [tp], b: [[tp], ...], c: [~]}",
     "model: {workers: [0]}",
+    "model: {mesh: {dp: 2, tp: 2}, workers: all}",
+    "a: {shard: {axis: 0, workers: all}}",
     "model: {'mesh*': s, '[m]esh': []}\ns: {}",
 ]
 
@@ -59,6 +61,8 @@ BAD = [
     "a: {shard: {replicate: true, mesh: {a: 2}}}",
     "a: {shard: {axis: 0, workers: []}}",
     "a: {shard: {axis: 0, workers: 0}}",
+    "a: {shard: {axis: 0, workers: some}}",
+    "a: {shard: {axis: 0, workers: [all]}}",
     "a: {shard: {axis: 0, workers: [0, 0]}}",
     "a: {shard: {axis: 0, workers: [-1]}}",
     "a: {shard: {axis: 0, workers: [true]}}",
