@@ -117,7 +117,7 @@ def _tell_of_missing_workers(session: Session) -> None:
     """Say how the configuration reads for the workers that are left, if it names others."""
     for subject, reading in readings_without(registry.current(), hosts_of(session.workers)):
         log.warning(
-            "%s needs workers that are not there; for those that are left it reads `%s`, and for any number `workers: %s`",
+            "%s needs workers that are not there; for those that are left it reads `%s`, for any number `workers: %s`",
             subject,
             reading,
             ALL,

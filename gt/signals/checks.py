@@ -8,7 +8,7 @@ import operator
 import re
 import reprlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias, TypeGuard
+from typing import Final, NamedTuple, TypeAlias, TypeGuard
 
 from gt.core.errors import nearest
 from gt.core.meta import MAX_DIMS
@@ -16,7 +16,7 @@ from gt.core.meta import MAX_DIMS
 NOT_CUT = "-"
 REST = "..."
 """In a layout: any number of dims that are not cut."""
-ALL = "all"
+ALL: Final = "all"
 """In place of a list of workers: those that are connected, however many there are."""
 MODEL = "model"
 """The one section of a file that is not a signal."""

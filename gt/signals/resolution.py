@@ -37,7 +37,7 @@ def resolve_mesh(
 ) -> DeviceMesh:
     """The mesh that a configuration names; a row of all workers if it names none. `connected` are the hosts of the
     connected workers."""
-    named = None if workers == ALL else workers
+    named = workers if isinstance(workers, tuple) else None
     sizes = [size for _, size in axes] if axes else [len(named or connected)]
     if workers == ALL:
         sizes[0] = max(1, len(connected) // math.prod(sizes[1:]))

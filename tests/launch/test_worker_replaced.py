@@ -112,8 +112,8 @@ def test_recover_says_how_a_plan_reads_for_the_workers_that_are_left(no_signals,
         assert [
             text.replace(" needs workers that are not there; for those that are left it reads", "") for text in told
         ] == [
-            "2: signal 'named' `workers: [0]`, and for any number `workers: all`",
-            "4: model `mesh: {dp: 1, tp: 1}, workers: [0]`, and for any number `workers: all`",
+            "2: signal 'named' `workers: [0]`, for any number `workers: all`",
+            "4: model `mesh: {dp: 1, tp: 1}, workers: [0]`, for any number `workers: all`",
         ]
         with gt.signal.context("any"):
             assert (gt.ones(4, 2) + 1).spec.mesh.workers == (0,)

@@ -35,7 +35,7 @@ class _PatchingFinder:
         found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         spec = next(filter(None, found), None)
         if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = self._patching(spec.loader.exec_module)  # type: ignore[method-assign]
+            spec.loader.exec_module = self._patching(spec.loader.exec_module)  # type: ignore[assignment]
         return spec
 
     def _patching(self, execute: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -2,8 +2,9 @@
 
 It forks a process for each unit, after torch's compiler was imported once: that process can be ended when it takes too
 long, together with the C++ compiler that it runs. The limit is one of CPU time, since a process of low priority may
-wait long for a CPU; in all it may take ten times as long. The server ends, and removes its directory, when its last
-worker has ended, of which the kernel tells it by closing the connection. If it is stopped then, the kernel continues
+wait long for a CPU; in all it may take ten times as long. A process that gets next to no CPU is started again at
+ordinary priority: no process may raise its own. The server ends, and removes its directory, when its last worker has
+ended, of which the kernel tells it by closing the connection. If it is stopped then, the kernel continues
 it: at the end of the worker that has started it, and of the fork server, whose child it becomes after that.
 """
 
@@ -40,12 +41,15 @@ log = logging.getLogger("gt.compile")
 _POLL_SECONDS = 1.0
 _WAIT_FOR_FIRST_SECONDS = 60.0
 _WAITING_FACTOR = 10
+_STARVED_SECONDS, _STARVED_SHARE = 20.0, 0.1  # a job that has had less of a CPU in this time gets ordinary priority
 
 
 class _Job(NamedTuple):
     key: str
+    unit: CompileUnit
     pid: int
     pipe: int
+    began: float
     deadline: float
 
 
@@ -59,9 +63,10 @@ class _Worker:
 
 
 class CompileServer:
-    def __init__(self, directory: Path, limit: float, listener: socket.socket) -> None:
+    def __init__(self, directory: Path, limit: float, listener: socket.socket, niceness: int = 0) -> None:
         self._directory = directory
         self._limit = limit
+        self._niceness = niceness
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -146,9 +151,13 @@ class CompileServer:
         pid = os.fork()
         if not pid:
             os.close(reading)
+            os.nice(self._niceness)
             _compile_and_exit(self._directory, key, unit, writing, self._limit)
         os.close(writing)
-        self._job = _Job(key, pid, reading, time.monotonic() + _WAITING_FACTOR * self._limit)
+        with contextlib.suppress(OSError):  # by whoever is first: it may have to be ended before it has run
+            os.setpgid(pid, pid)
+        now = time.monotonic()
+        self._job = _Job(key, unit, pid, reading, now, now + _WAITING_FACTOR * self._limit)
         self._selector.register(reading, selectors.EVENT_READ, self._finish_job)
 
     def _finish_job(self) -> None:
@@ -170,6 +179,12 @@ class CompileServer:
         if job is not None and (time.monotonic() > job.deadline or _cpu_seconds(job.pid) > self._limit):
             self._end_job()
             self._answer(self._too_long(job))
+        elif job is not None and self._niceness and _is_starved(job):
+            log.info("the machine is busy: a unit is compiled at ordinary priority")
+            self._niceness = 0
+            _set_group_niceness(0)
+            self._end_job()
+            self._queue.appendleft((job.key, job.unit))
 
     def _too_long(self, job: _Job) -> CompileFailed:
         return CompileFailed(job.key, f"it took longer than {self._limit:g} s (GT_COMPILE_TIMEOUT)")
@@ -187,6 +202,11 @@ class CompileServer:
         self._job = None
         _, status, usage = os.wait4(job.pid, 0)
         return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+
+
+def _is_starved(job: _Job) -> bool:
+    age = time.monotonic() - job.began
+    return age > _STARVED_SECONDS and _cpu_seconds(job.pid) < _STARVED_SHARE * age
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -234,7 +254,7 @@ def compile_unit(directory: Path, key: str, unit: CompileUnit) -> CompileAnswer:
 
 def run_server(directory: Path, limit: float, niceness: int) -> None:
     """Serve the workers that connect to a private directory, whose lock this process has inherited."""
-    _lower_priority(niceness)
+    _set_group_niceness(niceness)
     signal_at_parent_end(signal.SIGCONT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -246,7 +266,7 @@ def run_server(directory: Path, limit: float, niceness: int) -> None:
         listener.setblocking(False)
         try:
             _quietly(find_vector_instructions)
-            CompileServer(directory, limit, listener).serve()
+            CompileServer(directory, limit, listener, niceness).serve()
         finally:
             private_directory.remove(directory)
 
@@ -258,8 +278,7 @@ def _quietly(action: Callable[[], None]) -> None:
         log.warning("the vector instructions of this machine are not known", exc_info=True)
 
 
-def _lower_priority(niceness: int) -> None:
-    """Nice within the session, and for the session, which Linux may schedule as a group."""
-    os.nice(niceness)
+def _set_group_niceness(niceness: int) -> None:
+    """The niceness of the session, which Linux may schedule as a group. Unlike that of a process it may be lowered."""
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(niceness))

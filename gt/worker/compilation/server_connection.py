@@ -20,6 +20,7 @@ from gt.worker.compilation.socket_framing import FrameReader, FrameWriter
 
 log = logging.getLogger("gt.compile")
 _CONNECT_SECONDS = 120.0  # a server imports torch's compiler before it listens
+_NOTICE_SECONDS = 60.0  # without an answer
 _MAX_RESTARTS = 2  # of servers that were killed
 
 
@@ -37,6 +38,7 @@ class CompileServerConnection:
         self._pending: dict[str, bytes] = {}
         self._decoder: msgspec.msgpack.Decoder[CompileAnswer] = msgspec.msgpack.Decoder(CompileAnswer)
         self._give_up = 0.0
+        self._notice = 0.0
         self._restarts = 0
         self._process: ServerProcess | None = None
 
@@ -47,6 +49,7 @@ class CompileServerConnection:
         if key in self._known:
             self._answers.append(self._known[key])
         elif key not in self._pending:
+            self._notice = self._notice or time.monotonic() + _NOTICE_SECONDS
             self._pending[key] = msgspec.msgpack.encode(CompileRequest(key, unit))
             self._give_up = time.monotonic() + _CONNECT_SECONDS
             if self._link is not None:
@@ -61,10 +64,22 @@ class CompileServerConnection:
                 self._connect()
             if self._link is not None:
                 self._guarded(self._receive)
+            self._tell_of_wait()
         answers, self._answers = self._answers, []
         for answer in answers:
             for take in self._takers.pop(answer.key, []):
                 take(answer)
+
+    def _tell_of_wait(self) -> None:
+        """Say once that code is long in coming: one of the workers of a host, the one that has started the server."""
+        if time.monotonic() > self._notice and not self._known and self._server.is_own:
+            self._notice = float("inf")
+            log.warning(
+                "compile: true has no code after %g s, of %d runs of ops: the compiler waits for a CPU, or is slow; "
+                "ops go on one by one meanwhile (gt.debug.get_worker_stats() tells how many are compiling)",
+                _NOTICE_SECONDS,
+                len(self._pending),
+            )
 
     @property
     def waiting(self) -> int:

@@ -68,6 +68,11 @@ class ServerProcess:
         """The exit status of the server that this worker has started; None while it runs, or if there is none."""
         return None if self._child is None else self._child.poll()
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this worker has started the server."""
+        return self._child is not None
+
     def describe_end(self) -> str:
         """How the server has ended, with its last output. Another one can be started then."""
         status = None
