@@ -41,7 +41,7 @@ log = logging.getLogger("gt.compile")
 _POLL_SECONDS = 1.0
 _WAIT_FOR_FIRST_SECONDS = 60.0
 _WAITING_FACTOR = 10
-_STARVED_SECONDS, _STARVED_SHARE = 20.0, 0.1  # a job that has had less of a CPU in this time gets ordinary priority
+_STARVED_SECONDS, _STARVED_SHARE = 10.0, 0.1  # a job that has had less of a CPU in this time gets ordinary priority
 
 
 class _Job(NamedTuple):
@@ -254,7 +254,6 @@ def compile_unit(directory: Path, key: str, unit: CompileUnit) -> CompileAnswer:
 
 def run_server(directory: Path, limit: float, niceness: int) -> None:
     """Serve the workers that connect to a private directory, whose lock this process has inherited."""
-    _set_group_niceness(niceness)
     signal_at_parent_end(signal.SIGCONT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -266,6 +265,7 @@ def run_server(directory: Path, limit: float, niceness: int) -> None:
         listener.setblocking(False)
         try:
             _quietly(find_vector_instructions)
+            _set_group_niceness(niceness)
             CompileServer(directory, limit, listener, niceness).serve()
         finally:
             private_directory.remove(directory)
