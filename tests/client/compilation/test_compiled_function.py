@@ -143,13 +143,17 @@ def test_a_step_of_adamw(anywhere, options):
     assert {float(entries["step"]) for entries in training.optimizer.state.values()} == {CALLS}
 
 
-def test_counts_that_no_step_had_before(anywhere):
-    """A fused optimizer takes its counts as tensors, which a skipped call uploads; nothing has uploaded them before."""
-    training = Training(mlp, lambda p: torch.optim.Adam(p, fused=True))
+def test_counts_that_were_never_uploaded():
+    """No other optimizer has made these steps. Fused ones give workers their counts as tensors."""
+    training = Training(mlp, lambda p: torch.optim.AdamW(p, fused=True))
     step = gt.compile(training.step)
-    losses = [step().item() for _ in range(CALLS)]
-    assert step.skipped and losses[-1] < losses[0]
-    assert {float(entries["step"]) for entries in training.optimizer.state.values()} == {CALLS}
+    for number in range(8):
+        for entries in training.optimizer.state.values():
+            entries["step"].fill_(1000 * number)
+        step()
+        counts = {float(entries["step"]) for entries in training.optimizer.state.values()}
+        assert counts == {max(1, 1000 * number + 1)}
+    assert step.skipped
 
 
 OPTIMIZERS = ["Adagrad", "Adadelta", "Adam", "Adamax", "ASGD", "NAdam", "RMSprop", "Rprop"]
@@ -1211,3 +1215,26 @@ def test_nothing_is_kept_alive():
     freed = {ident for each in outbox.tape if type(each).__name__ == "FreeTensors" for ident in each.ids}
     assert freed >= set(ids)
     assert math.isfinite(function(gt.ones(4)).sum().item())
+
+
+def test_parameters_that_share_memory_through_data():
+    def trained(model, compile_=lambda function: function):
+        model[1].weight.data = model[0].weight.data
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+        @compile_
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        x = torch.linspace(-1, 1, 32).view(8, 4)
+        return [step(x).item() for _ in range(8)], step
+
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    moved = gt.to(copy.deepcopy(plain))
+    expected, _ = trained(plain)
+    losses, step = trained(moved, gt.compile)
+    assert losses == pytest.approx(expected, abs=1e-5) and step.skipped
