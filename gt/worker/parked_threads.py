@@ -26,15 +26,18 @@ def can_park() -> bool:
 
 
 def busy_threads(task: int) -> set[int]:
-    """The ids of a thread that computes without a pause, and of those that compute for it; none if it does not. Other
-    threads of Python, and those of ZeroMQ, do not count."""
+    """The ids of a thread that is in the middle of an op, and of those that compute for it; none if it is not. It may
+    wait for them, with its own part of the op done. Other threads of Python, and those of ZeroMQ, do not count."""
     others = {thread.native_id for thread in threading.enumerate()} - {task}
     tasks = set(map(int, os.listdir("/proc/self/task"))) - others
     seen: Counter[int] = Counter()
     for _ in range(_SAMPLES):
         time.sleep(_SAMPLE_SECONDS)
-        seen.update(filter(_is_computing, tasks))
-    return {found for found, count in seen.items() if 2 * count > _SAMPLES} if seen[task] == _SAMPLES else set()
+        computing = set(filter(_is_computing, tasks))
+        if not computing:
+            return set()
+        seen.update(computing)
+    return {task} | {found for found, count in seen.items() if 2 * count > _SAMPLES}
 
 
 def _is_computing(task: int) -> bool:

@@ -105,6 +105,32 @@ def test_workers_that_leave_ops_without_an_end_still_exchange(transport):
         gt.shutdown()
 
 
+UNEVEN = """
+import torch, gt
+degrees = torch.zeros(1 << 16)
+degrees[1 << 15 :] = 1e15  # only the second half has a loop without an end
+y = torch.special.laguerre_polynomial_l(torch.full((1 << 16,), 0.5), gt.to(degrees))
+gt.synchronize()
+"""
+
+
+def test_an_op_may_wait_for_the_threads_that_compute_for_it():
+    """The part of the worker's own thread is done at once."""
+    main, port = start_server()
+    worker = start("-m", "gt.worker", "-p", str(port), "--threads", "2", OMP_NUM_THREADS="2")
+    with running(main, worker):
+        gt.connect(f"localhost:{port}", min_workers=1)
+        x = gt.arange(3)
+        program = start("-c", UNEVEN, GT_SERVER=f"localhost:{port}")
+        with running(program):
+            wait_until(busy_workers, what="the op")
+            program.kill()
+            since = time.monotonic()
+            assert (x + 1).tolist() == [1, 2, 3]
+            assert time.monotonic() - since < SECONDS
+        gt.shutdown()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_that_has_left_an_op_ends_at_a_signal(number):
     with serving() as port:
