@@ -62,11 +62,12 @@ class ModuleGathers:
         }
 
     def _lacks(self, ident: int, move: TensorMove) -> bool:
-        """Whether a move applies to a tensor, its copy does not exist yet, and fits without dropping other copies."""
+        """Whether a move applies to a tensor, its workers are there, its copy does not exist yet, and fits without
+        dropping other copies."""
         state, tensor, limit = self._state, self._state.tensors.get(ident), self._state.copy_limit
         if tensor is None or tensor.meta != move.meta or tensor.spec is not move.source:
             return False
-        if move.target in state.copies.get(ident, {}) or not state.workers.keys() >= {*move.target.mesh.workers}:
+        if move.target in state.copies.get(ident, {}) or any(map(state.was_lost, move.target.mesh.workers)):
             return False
         if not fits(state, session_of(ident), TensorRecord.of(move.meta, move.target).nbytes, 0):
             return False

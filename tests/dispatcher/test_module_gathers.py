@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
-from gt.core.messages import BeginModule, DropCopies, Redistribute
+from gt.core.messages import BeginModule, DefineScope, DropCopies, Goodbye, PolicyRecord, Redistribute, RunOp
 from gt.core.meta import TensorMeta
+from tests.dispatcher.test_worker_drains import answer, leave
 from tests.dispatcher_harness import (
     OP,
     OP2,
@@ -163,6 +164,21 @@ def test_after_a_loss_a_whole_parameter_is_not_sent_to_the_lost_worker():
     (need,) = harness.state.sessions[1].modules[FIRST].moves.values()
     harness.lose(*need.target.mesh.workers)
     assert told(harness.tell(begin(FIRST, A, B))) == []
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_a_worker_needed_that_leaves_is_not_gathered_for_it_again(ahead):
+    """While it leaves, a scope that names it still needs the parameters there, which have moved already."""
+    harness = model(workers=3, overlaps=True)
+    harness.tell(DefineScope(1, "model", PolicyRecord(PAIR.record())))
+    sent = leave(harness)
+    assert harness.layout(A) == "x on 0 2"
+    harness.tell(begin(SECOND, A), RunOp(OP, (A,), (OUT,), (), 1, 0))
+    assert answer(harness, answer(harness, sent))
+    assert len(harness.state.sessions[1].modules[SECOND].moves) == 1
+    harness.report(1, Goodbye())
+    said = begin(FIRST, B, following=SECOND, ahead=[A]) if ahead else begin(SECOND, A)
+    assert harness.tell(said) == []
 
 
 def test_the_modules_of_a_session_are_bounded(monkeypatch):
