@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable
 
 from gt.core.errors import SettingsError
+from gt.wire.file_descriptors import connection_limit, log_without_traceback
 
 STALLED_SECONDS = 10.0  # without a turn of the loop, which is four times a second at least
 REQUEST_SECONDS = 5.0  # for a whole request
 MAX_REQUEST = 1 << 13  # bytes
-MAX_CONNECTIONS = 32
+MAX_CONNECTIONS, FILES_SHARE = 32, 64  # at most, and of the files that the process may open
 _CLOSE_SECONDS = 3.0
 _OK = (200, "OK", "ok\n")
 _STALLED = (503, "Service Unavailable", "the server's loop does not turn\n")
@@ -31,11 +32,13 @@ class HealthEndpoint:
 
     def __init__(self, address: str, port: int, turned_at: Callable[[], float]) -> None:
         self._turned_at = turned_at
-        self._open = 0
+        self._limit = connection_limit(MAX_CONNECTIONS, FILES_SHARE)
+        self._open: dict[asyncio.StreamWriter, None] = {}  # the oldest first
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(log_without_traceback)
         try:
             self._server = self._loop.run_until_complete(
-                asyncio.start_server(self._serve, address, port, limit=MAX_REQUEST, backlog=MAX_CONNECTIONS)
+                asyncio.start_server(self._serve, address, port, limit=MAX_REQUEST, backlog=self._limit)
             )
         except (OSError, OverflowError) as error:
             self._loop.close()
@@ -62,16 +65,20 @@ class HealthEndpoint:
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+        """The oldest connection over the limit is ended, so that those who say nothing leave room for a probe."""
+        if len(self._open) >= self._limit:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        self._open[writer] = None
         try:
-            if self._open <= MAX_CONNECTIONS:
-                with contextlib.suppress(OSError, asyncio.LimitOverrunError, asyncio.IncompleteReadError, TimeoutError):
-                    async with asyncio.timeout(REQUEST_SECONDS):
-                        request = await reader.readuntil(b"\r\n\r\n")
-                        writer.write(self._answer(request))
-                        await writer.drain()
+            with contextlib.suppress(OSError, asyncio.LimitOverrunError, asyncio.IncompleteReadError, TimeoutError):
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    request = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(self._answer(request))
+                    await writer.drain()
         finally:
-            self._open -= 1
+            self._open.pop(writer, None)
             writer.close()
 
     def _answer(self, request: bytes) -> bytes:

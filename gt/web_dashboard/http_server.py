@@ -21,10 +21,11 @@ from gt.core.program_view import ProgramView
 from gt.web_dashboard.access import HAS_TOKEN
 from gt.web_dashboard.app import make_app
 from gt.web_dashboard.watcher import ProgramWatcher
+from gt.wire.file_descriptors import connection_limit, log_without_traceback
 
 log = logging.getLogger("gt.dashboard")
 HOST = "127.0.0.1"
-MAX_CONNECTIONS = 128
+MAX_CONNECTIONS, FILES_SHARE = 128, 16  # at most, and of the files that the process may open
 REQUEST_SECONDS = 10.0  # within which a connection sends its first request
 MAX_HEADERS = 1 << 14  # bytes
 CLOSE_SECONDS = 3.0
@@ -38,7 +39,7 @@ class _BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         self._began = time.monotonic()
         present = [each for each in self.connections if isinstance(each, _BoundedProtocol) and not each.is_ending]
-        if len(present) > MAX_CONNECTIONS:
+        if len(present) > connection_limit(MAX_CONNECTIONS, FILES_SHARE):
             min(present, key=lambda each: (each._has_token, each._began)).transport.abort()
         asyncio.get_running_loop().call_later(REQUEST_SECONDS, self._end_if_silent)
 
@@ -135,6 +136,7 @@ class Dashboard:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(log_without_traceback)
         self._watcher = ProgramWatcher(self._view)
         app = make_app(self._view, self._watcher, self._token, self.port)
         self._server = _Server(_config(app))
@@ -165,7 +167,7 @@ def _config(app: object) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        backlog=MAX_CONNECTIONS,
+        backlog=connection_limit(MAX_CONNECTIONS, FILES_SHARE),
         timeout_keep_alive=5,
         timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=MAX_HEADERS,
@@ -177,7 +179,7 @@ def _listen(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((HOST, port))
-        listener.listen(MAX_CONNECTIONS)
+        listener.listen(connection_limit(MAX_CONNECTIONS, FILES_SHARE))
     except (OSError, OverflowError) as error:
         listener.close()
         raise SettingsError(

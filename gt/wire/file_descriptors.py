@@ -1,15 +1,21 @@
-"""File descriptors: raises their limit, and the connections of a ZeroMQ socket behind them."""
+"""File descriptors: raises their limit, shares it out, and the connections of a ZeroMQ socket behind them."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import resource
 import socket
 import struct
 from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    import asyncio  # clients need none
+
+log = logging.getLogger("gt.dispatcher")
 _TCP_INFO = getattr(socket, "TCP_INFO", 11)
 _CREDENTIALS = struct.Struct("=3i")  # Linux's `struct ucred`: pid, user and group
 _LAST_RECEIVED = struct.Struct("=52xI")  # of Linux's `struct tcp_info`, in milliseconds
@@ -28,6 +34,21 @@ def open_files_limit() -> int:
     """The number of files that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else 1 << 20
+
+
+def connection_limit(most: int, share: int) -> int:
+    """The connections that a listener takes: `most`, or one of `share` files where the process may open few."""
+    return max(min(most, open_files_limit() // share), 1)
+
+
+def log_without_traceback(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Deal with an error of an event loop: one of the system, such as a lack of files, is told in a line, since
+    strangers can cause it as often as they like."""
+    error = context.get("exception")
+    if isinstance(error, OSError):
+        log.warning("a connection was not accepted: %s", error)
+    else:
+        loop.default_exception_handler(context)
 
 
 @contextlib.contextmanager

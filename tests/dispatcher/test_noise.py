@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -327,10 +328,10 @@ def one_channel(port, keys=True):
 
 
 @contextlib.contextmanager
-def server_of_256_files(log):
+def server_of_256_files(log, *options):
     with log.open("w") as stderr:
         main = subprocess.Popen(
-            [sys.executable, "-m", "gt.server", "-p", "0"],
+            [sys.executable, "-m", "gt.server", "-p", "0", *options],
             cwd=ROOT,
             stderr=stderr,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 256)),  # noqa: PLW1509
@@ -392,6 +393,23 @@ def test_connections_beyond_a_limit_that_say_nothing_are_closed(fault, tmp_path)
         wait_until(lambda: psutil.Process(main.pid).num_fds() < 200, what="the end of silent connections")
         assert main.poll() is None
     fault("5,000 connections to a server that may open 256 files", "it closes the oldest silent ones; members join")
+
+
+def test_strangers_at_the_dashboard_and_at_health_leave_files_to_members(tmp_path):
+    """300 connections to each, at a server that may open 256 files."""
+    log = tmp_path / "log"
+    with server_of_256_files(log, "--dashboard", "0", "--health-port", "0") as (main, port):
+        wait_until(lambda: len(re.findall(r"\d/\S", log.read_text())) == 2, what="both addresses")
+        files = psutil.Process(main.pid).num_fds
+        before = files()
+        with contextlib.ExitStack() as stack:
+            for other in map(int, re.findall(r"http://127.0.0.1:(\d+)/", log.read_text())):
+                for _ in range(300):
+                    stack.enter_context(socket.create_connection(("127.0.0.1", other), 10))
+            assert files() - before < 64
+            with one_channel(port) as channel:
+                assert channel.greet(0, 20).ident
+    assert "Traceback" not in log.read_text()
 
 
 def test_the_limit_of_files_is_the_hard_one_where_a_dispatcher_listens(tmp_path):
