@@ -374,8 +374,9 @@ class OpRunner:
         try:
             if written:
                 self.steps.before_write(written, command.written, self.tensors.get)
-            self._make_resizable([command.inputs[position] for position in bound.writes])
             values += map(self.tensors.__getitem__, command.inputs)
+            self._make_resizable([command.inputs[position] for position in bound.writes])
+            values[:] = map(self.tensors.__getitem__, command.inputs)
             before += [self._meta(values[position]) for position in bound.writes]
             results = bound.call(values, command.scalars)
             if len(results) > MAX_RESULTS:
@@ -384,13 +385,13 @@ class OpRunner:
         except Exception as error:
             failed = self._cause(command, bound, values, error)
             has_begun = not any(value is failed for value in values)
-            self._report(Failed(command.request, failed.failure, has_begun))
             after = [self._meta(values[position]) for position in bound.writes] if before else []
             lost: list[Value | FailedValue] = [failed.for_dependents()] * len(command.inputs)
             kept = values if after == before else lost
             self._rename_written(bound, command.inputs, kept, command.written)
             if not has_begun and kept is values:
                 self.steps.note_unwritten(zip(command.written, since, strict=False))
+            self._report(Failed(command.request, failed.failure, has_begun))  # last: an error is one more answer
             return
         self._rename_written(bound, command.inputs, values, command.written)
         metas = tuple(self._engine.meta(values[position]) for position in bound.writes)

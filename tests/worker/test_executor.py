@@ -72,6 +72,18 @@ def test_the_origin_of_a_failed_query_is_its_request():
     assert isinstance(answer, Failed) and (answer.is_own_failure, answer.failure.origin) == (True, REQUEST)
 
 
+def test_a_query_that_has_no_memory_to_begin_is_answered_once_and_leaves_its_tensors(monkeypatch):
+    def fail(value):
+        raise MemoryError
+
+    executor = worker(0, ADD_)
+    held = {C: executor.tensors[A], B: executor.tensors[B]}
+    monkeypatch.setattr(executor.engine, "resizable", fail)
+    (answer,) = reports_of(executor, QueryOp(REQUEST, OP, (A, B), (C,), D, (), 0, SITE))
+    assert isinstance(answer, Failed)
+    assert executor.tensors == held, "written under its new id"
+
+
 def test_the_origin_of_a_failed_upload_is_its_tensor():
     executor = worker(0)
     (report,) = reports_of(executor, WorkerCreateTensor(C, meta(9), ByteRange("", 0), SITE), buffers=[bytearray(2)])
