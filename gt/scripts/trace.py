@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gt.core.errors import SettingsError
 from gt.core.message_events import WorkerRan
+from gt.core.output_files import make_parents
 from gt.monitor.attachment import RunningProgram, attached, find_program
 from gt.monitor.monitor_protocol import TraceAnswer, TraceRequest
 from gt.monitor.monitor_socket import MAX_LIMIT, MAX_SECONDS
@@ -64,7 +65,7 @@ def require_directory(directory: Path) -> None:
     """Make the directory of the files, before anything is captured for them. Raises SettingsError if it is none that
     can be written to."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_parents(directory / LOG_SUFFIX)  # through no link of another user
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
         raise SettingsError(f"traces cannot be written to --dir {directory}: {error}") from None

@@ -1,16 +1,18 @@
 """`python -m gt.scripts.trace`: attaches to real programs and servers, and leaves them as they were."""
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from gt.core.errors import SessionError
+from gt.core.errors import SessionError, SettingsError
 from gt.monitor.attachment import ask, find_program
 from gt.monitor.log_rows import read_rows
 from gt.monitor.monitor_protocol import StatusRequest
+from gt.scripts.trace import require_directory
 from tests.subprocesses import finish, running, serving, start, start_interpreter
 
 PROGRAM = """
@@ -76,6 +78,19 @@ def test_a_directory_that_cannot_be_written_to_is_found_before_the_capture(tmp_p
     for directory in ("/proc/nothing", "/dev/full", str(tmp_path / "file")):
         code, out, err = trace("--dir", directory, "--pid", str(program.pid))
         assert (code, out) == (1, "") and f"--dir {directory}" in err and "capturing" not in err
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make links of another user")
+def test_no_directory_is_made_where_a_link_of_another_user_leads(tmp_path):
+    shared, private = tmp_path / "shared", tmp_path / "private"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    private.mkdir()
+    (shared / "traces").symlink_to(private)
+    os.lchown(shared / "traces", 65534, 65534)
+    with pytest.raises(SettingsError, match="link 'traces' of user 65534"):
+        require_directory(shared / "traces" / "mine")
+    assert not list(private.iterdir())
 
 
 def test_a_number_of_events_that_is_too_large_is_the_largest(tmp_path, program):
