@@ -55,6 +55,8 @@ def patch_optimizer_defaults(handles: tuple[type[torch.Tensor], ...]) -> None:
     for name in SAME_BITS:
         module = sys.modules[f"torch.optim.{name}"]
         setattr(module, _NAME, _preferring_lists(getattr(module, _NAME), handles))
+    sgd: Any = sys.modules["torch.optim.sgd"]
+    sgd.sgd = _sparing_gradients(sgd.sgd, handles)
     group: Any = _in_buckets(Optimizer._group_tensors_by_device_and_dtype, handles)
     Optimizer._group_tensors_by_device_and_dtype = staticmethod(group)  # type: ignore[method-assign]
 
@@ -74,6 +76,21 @@ def _preferring_lists(
         return fused, lists
 
     return choose_implementation
+
+
+def _sparing_gradients(update: Callable[..., None], handles: tuple[type[torch.Tensor], ...]) -> Callable[..., None]:
+    """SGD's update, parameter by parameter where its lists would write to the gradients: those of Nesterov's momentum
+    do, unless weight decay or `maximize` has made other tensors of them."""
+
+    @functools.wraps(update)
+    def update_parameters(params: list[torch.Tensor], *args: Any, **options: Any) -> None:
+        writes = options["nesterov"] and not options["weight_decay"] and not options["maximize"]
+        is_free = options.get("foreach", False) is None and options.get("fused", False) is None
+        if writes and is_free and any(_is_on_gt(each, handles) for each in params):
+            options["foreach"] = False
+        update(params, *args, **options)
+
+    return update_parameters
 
 
 def share_memory(tensors: Iterable[torch.Tensor]) -> bool:

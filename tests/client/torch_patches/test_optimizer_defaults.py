@@ -57,6 +57,22 @@ def test_a_step_is_differentiable_by_its_learning_rate(embedded, name):
     assert found == [pytest.approx(each) for each in wanted]
 
 
+@pytest.mark.parametrize("name", SAME_BITS)
+def test_a_default_step_leaves_gradients_as_torch_does(embedded, name):
+    kind = getattr(torch.optim, NAMES[name])
+    known = inspect.signature(kind.__init__).parameters.keys()
+    for options in [each for each in OPTIONS if known >= each.keys()]:
+        found = []
+        for to in (torch.clone, gt.to):
+            parameter = to(torch.tensor([1.0, -2.0, 3.0])).detach().requires_grad_()
+            parameter.grad = to(torch.tensor([0.5, -0.5, 2.0]))
+            optimizer = kind([parameter], **options)
+            for _ in range(3):  # the gradient is kept between the steps
+                optimizer.step()
+            found.append((parameter.grad.tolist(), parameter.tolist()))
+        torch.testing.assert_close(*found, msg=str(options))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", SAME_BITS)
 def test_both_implementations_have_the_same_bits(name, dtype):
