@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.optimizer import Optimizer
 
+from gt.client.compilation.compiled_function import CompiledFunction
 from gt.client.tensor import Tensor
 from gt.core.errors import SessionError
 
@@ -61,6 +62,8 @@ def _inside(value: Any) -> Iterable[Any]:
         return list(value.values())
     if isinstance(value, list | tuple | set):
         return value
+    if isinstance(value, CompiledFunction):
+        return (value.__wrapped__, value._state)
     if isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())
     if inspect.ismethod(value):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gt.client import active_session
+from gt.client.compilation.compiled_function import CompiledFunction
 from gt.client.layouts import mesh as make_mesh
 from gt.client.model_layout import check_layouts
 from gt.client.step_objects import find_step_objects
@@ -92,7 +93,7 @@ def _plan(
     calibration = machine or stored_calibration() or Calibration()
     meshes = _meshes(mesh, fixed, are_axes_alike=not calibration.axes)
     show("recording the step")
-    steps = record_steps(step, args, objects)
+    steps = record_steps(step.uncompiled() if isinstance(step, CompiledFunction) else step, args, objects)
     if limit is not None:
         require_known_memory(steps)
     if fixed is not None:

@@ -267,20 +267,26 @@ def test_a_program_is_planned_and_runs_as_predicted(name, tmp_path):
         assert number < WARM_UP.get(name, 1) or c.bytes == plan.bytes
 
 
+HELD = ["adam", "fused sgd", "muon", "accumulation", "clipping", "closure", "frozen", "recomputed", "called twice"]
+
+
 @pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("name", ["adam", "clipping", "closure", "recomputed", "called twice", "tied"])
+@pytest.mark.parametrize("name", [*HELD, "tied", "written buffers"])
 def test_a_worker_holds_the_predicted_memory(name, compiles, monkeypatch):
     """The most of several steps: repeated ones, which free tensors earlier, may hold less."""
     monkeypatch.setattr("gt.client.outbox.FREE_BYTES", 1)  # small models: tensors are freed at once, not by 128 KiB
     make_model, make_step, args = PROGRAMS[name]
+
+    def make():
+        step = make_step(gt.to(make_model()))
+        return gt.compile(step) if compiles else step
+
     gt.init(workers=4, mode="shapes")
-    plan = gt.auto_shard(make_step(gt.to(make_model())), *args, mesh="2x2", machine=MACHINE, seconds=1.0)
+    plan = gt.auto_shard(make(), *args, mesh="2x2", machine=MACHINE, seconds=1.0)
     gt.shutdown()
     gt.init(workers=4, mode="virtual")
     registry.add(Config({}, plan.config))
-    step = make_step(gt.to(make_model()))
-    step = gt.compile(step) if compiles else step
-    peaks = []
+    step, peaks = make(), []
     for _ in range(6):
         with gt.debug.memory() as m:
             step(*args)

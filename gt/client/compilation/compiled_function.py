@@ -101,6 +101,15 @@ class CompiledFunction(Generic[P, R]):
             return self._function(*args, **kwargs)
         return self._record(specialization, call)
 
+    def uncompiled(self) -> Callable[P, R]:
+        """A function that runs the code in every call: with plain tensors moved to GT first, as in a recorded call."""
+
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            call = CallArguments(active_session.current(), args, kwargs)
+            return self._function(*call.args, **call.kwargs)
+
+        return run
+
     def _find(self, call: CallArguments) -> tuple[ReplayableCall | None, Specialization | None]:
         """The recorded call to repeat in place of a call, if any, and the specialization of the call's arguments."""
         epoch = (call.session, call.session.workers, registry.version)
