@@ -21,8 +21,8 @@ import torch
 from gt.client.creation import distribute
 from gt.client.scope import Scope
 from gt.client.tensor import Tensor, to_gt
-from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
+from gt.core.tracebacks import ends_on_users_line
 from gt.sharding.placements import Placements
 from gt.sharding.spec import DeviceMesh
 

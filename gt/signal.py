@@ -19,6 +19,7 @@ from gt.client import active_session, scope_stack
 from gt.client.scope import Scope
 from gt.client.tensor import Tensor, to_gt
 from gt.core.errors import SignalError
+from gt.core.tracebacks import ends_on_users_line
 
 
 def context(name: str, *, backward: str | None = None) -> Scope:
@@ -35,6 +36,7 @@ def context(name: str, *, backward: str | None = None) -> Scope:
     return Scope(name, backward)
 
 
+@ends_on_users_line
 def enter(name: str, *, backward: str | None = None) -> None:
     """Enter a scope; `exit` with the same name leaves it.
 
@@ -45,6 +47,7 @@ def enter(name: str, *, backward: str | None = None) -> None:
     active_session.enter_scope(name, backward)
 
 
+@ends_on_users_line
 def exit(name: str) -> None:
     """Leave the scope that was entered last, which must have this name.
 
@@ -63,6 +66,7 @@ def exit(name: str) -> None:
     scope_stack.pop(innermost)
 
 
+@ends_on_users_line
 def tensor(x: Any, name: str) -> Tensor:
     """A copy of a tensor in the layout of tensors that are created in the signal's scope. Gradients pass through.
 

@@ -26,8 +26,8 @@ from torch.nn import functional
 from gt.client import active_session, creation
 from gt.client.layouts import mesh
 from gt.client.tensor import Tensor, to_gt
-from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError, nearest
+from gt.core.tracebacks import ends_on_users_line
 from gt.debug.layout_pictures import visualize_sharding
 from gt.distributed import collectives, mappers
 from gt.sharding.placements import Placement, Replicate, Shard

@@ -23,7 +23,7 @@ ALLOWED = {
     "signals": "core sharding",
     "wire": "core version",
     "client": f"{SENDERS} garbage_collection lazy_launch",
-    "nn": "client optim",
+    "nn": "client core optim",
     "optim": "client nn",
     "distributed": "client core sharding",
     "data": "client core sharding",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from gt.client.tracebacks import OWN_FOLDERS
+from gt.core.tracebacks import own_folders
 
 
 class Site(NamedTuple):
@@ -47,7 +47,7 @@ class Sites:
             name = frame.f_code.co_filename
             is_own = is_own_file.get(name)
             if is_own is None:
-                is_own = is_own_file[name] = name.startswith(OWN_FOLDERS)
+                is_own = is_own_file[name] = name.startswith(own_folders())
             if not is_own:
                 key = (id(frame.f_code), frame.f_lasti)
                 site_id = self._ids.get(key)

@@ -23,9 +23,9 @@ from gt.client.safetensors_hooks import LoadOneByOne
 from gt.client.tensor import Tensor, to_gt, to_host
 from gt.client.torch_patches.dispatch_modes import disable_current_modes
 from gt.client.torch_patches.pytree import tree_map_only
-from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError, nearest
 from gt.core.meta import TensorMeta, contiguous_strides
+from gt.core.tracebacks import ends_on_users_line
 from gt.sharding.placements import Layout, Placements, Replicate, Shard, placement_per_axis, require_mesh, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 

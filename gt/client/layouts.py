@@ -15,9 +15,9 @@ import torch
 from gt.client import active_session
 from gt.client.session_reads import fetch_part, locate
 from gt.client.storage import TensorRef
-from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
 from gt.core.messages import hosts_of
+from gt.core.tracebacks import ends_on_users_line
 from gt.sharding.boxes import Shape, box_elements, box_shape
 from gt.sharding.host_order import default_mesh, mesh_of_workers
 from gt.sharding.placements import Placement, placements_of, require_mesh

@@ -9,7 +9,7 @@ import torch
 from gt.client.remote_storage import RemoteStorage, address_of, no_memory
 from gt.client.safetensors_hooks import patch_safetensors
 from gt.client.storage import TensorRef
-from gt.client.tracebacks import ends_on_users_line
+from gt.core.tracebacks import ends_on_users_line
 
 
 class MemoryMethods(torch.Tensor):

@@ -23,7 +23,7 @@ from gt.client.torch_dispatch import alias_pattern, schema_for
 from gt.client.torch_patches.avoid_dynamo_import import hide_from_dynamo
 from gt.client.torch_patches.op_interception import is_intercepted
 from gt.client.torch_patches.op_registry import OpOverload
-from gt.client.tracebacks import leave_out_own_frames
+from gt.core.tracebacks import leave_out_own_frames
 
 Operator: TypeAlias = Callable[..., Any]
 

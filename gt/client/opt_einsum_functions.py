@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gt.client.tracebacks import ends_on_users_line
+from gt.core.tracebacks import ends_on_users_line
 
 
 @ends_on_users_line

@@ -19,9 +19,9 @@ from gt.client.session import Session
 from gt.client.session_reads import fetch, read_versions
 from gt.client.storage import Storage
 from gt.client.tensor import Handle, Tensor, to_gt
-from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import PublishError, SettingsError
 from gt.core.messages import NotPublished, PublishTensor, Subscribed, SubscribeTensor, UnpublishTensor
+from gt.core.tracebacks import ends_on_users_line
 from gt.wire.long_waits import LongWait
 
 log = logging.getLogger("gt.client")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from gt.client import active_session, scope_stack
 from gt.core.errors import SignalError
+from gt.core.tracebacks import ends_on_users_line
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -21,10 +22,12 @@ class Scope:
         self.name = name
         self.backward = backward
 
+    @ends_on_users_line
     def __enter__(self) -> Scope:
         active_session.enter_scope(self.name, self.backward, self)
         return self
 
+    @ends_on_users_line
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         innermost = scope_stack.top()
         left = scope_stack.leave(self)

@@ -47,12 +47,12 @@ from gt.client.torch_patches.op_registry import OpOverload
 from gt.client.torch_patches.optimizer_defaults import patch_optimizer_defaults
 from gt.client.torch_patches.pytree import tree_map, tree_map_only
 from gt.client.torch_patches.wrapper_tensors import no_torch_function, patch_swapping, swap_tensors
-from gt.client.tracebacks import ends_on_users_line
 from gt.client.unsupported import refuse_other_processes, require_strided, require_values
 from gt.client.value_reads import ValueReads
 from gt.core.errors import GTError, LayoutError
 from gt.core.html_tables import html_text
 from gt.core.meta import is_dense
+from gt.core.tracebacks import ends_on_users_line
 from gt.sharding.placements import OpRequest, Placements, Replicate, require_mesh, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 

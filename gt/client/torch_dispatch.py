@@ -25,8 +25,8 @@ from gt.client.torch_patches.op_interception import is_tracing
 from gt.client.torch_patches.op_registry import OpOverload
 from gt.client.torch_patches.profiler_ranges import follow_profilers, profiler_range
 from gt.client.torch_patches.pytree import tree_leaves
-from gt.client.tracebacks import leave_out_own_frames
 from gt.client.unsupported import refuse_op, require_strided, require_values
+from gt.core.tracebacks import leave_out_own_frames
 from gt.sharding.placements import OpRequest
 
 _TENSOR = ArgumentKind.TENSOR

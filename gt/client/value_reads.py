@@ -9,7 +9,7 @@ import torch
 
 from gt.client.session_reads import fetch
 from gt.client.storage import TensorRef
-from gt.client.tracebacks import ends_on_users_line
+from gt.core.tracebacks import ends_on_users_line
 
 
 class ValueReads(torch.Tensor):

@@ -8,8 +8,8 @@ import torch
 from rich.console import Console
 
 from gt.client.tensor import Tensor
-from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
+from gt.core.tracebacks import ends_on_users_line
 from gt.monitor.sharding_picture import ShardingPicture
 from gt.sharding.held_parts import HERE, HeldPart, describe_held, held_parts
 from gt.sharding.spec import DeviceMesh, ShardingSpec

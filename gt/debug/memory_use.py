@@ -10,6 +10,7 @@ from gt.client.session import Session
 from gt.client.session_reads import read_memory
 from gt.core.errors import SessionError
 from gt.core.messages import MemoryUse, WorkerMemory
+from gt.core.tracebacks import ends_on_users_line
 
 
 class MemoryBytes(NamedTuple):
@@ -74,6 +75,7 @@ class Memory:
     def __init__(self) -> None:
         self.workers: dict[int, MemoryOfWorker] = {}
 
+    @ends_on_users_line
     def __enter__(self) -> Memory:
         session = self._session = active_session.current()
         if session.is_measuring:

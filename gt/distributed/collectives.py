@@ -15,8 +15,8 @@ import torch.distributed
 
 from gt.client.host_data import tensor_of
 from gt.client.tensor import Tensor, to_gt
-from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
+from gt.core.tracebacks import ends_on_users_line
 from gt.sharding.placements import require_mesh
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 

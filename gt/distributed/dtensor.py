@@ -8,8 +8,8 @@ import torch
 from torch.distributed import tensor as dtensor
 
 from gt.client.tensor import Tensor
-from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
+from gt.core.tracebacks import ends_on_users_line
 from gt.sharding.placements import Shard, placements_of
 
 

@@ -14,9 +14,9 @@ from gt.client.layouts import mesh as make_mesh
 from gt.client.memory_formats import strides_without_gaps
 from gt.client.open_meshes import current_mesh
 from gt.client.tensor import Tensor
-from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta, contiguous_strides, dense_strides
+from gt.core.tracebacks import ends_on_users_line
 from gt.sharding.placements import Placements, Replicate, require_mesh, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec, compute_global_shape, local_slices
 

@@ -15,8 +15,8 @@ import torch
 from gt.client.creation import distribute, dtype_of
 from gt.client.host_data import tensor_of
 from gt.client.tensor import Tensor
-from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
+from gt.core.tracebacks import ends_on_users_line
 from gt.sharding.placements import Placement, Placements, Replicate, Shard, require_mesh
 from gt.sharding.spec import DeviceMesh
 

@@ -9,8 +9,8 @@ import torch
 from gt.client.tensor import Tensor
 from gt.client.torch_dispatch import dispatch
 from gt.client.torch_patches.op_interception import is_transformed
-from gt.client.tracebacks import ends_on_users_line
 from gt.core.signatures import AlgorithmRequest
+from gt.core.tracebacks import ends_on_users_line
 from gt.distributed.operands import ProductOperand, ProductRequest, request_product
 from gt.distributed.plans import plan_product
 from gt.sharding.placements import OpRequest, Placements

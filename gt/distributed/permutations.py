@@ -12,8 +12,8 @@ from gt.client.creation import arange
 from gt.client.open_meshes import current_mesh
 from gt.client.tensor import Tensor, to_gt
 from gt.client.torch_dispatch import dispatch
-from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
+from gt.core.tracebacks import ends_on_users_line
 from gt.sharding.placements import Layout, OpRequest, require_mesh
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError
 from gt.core.meta import ITEM_BYTES, TensorMeta, contiguous_strides
 from gt.core.signatures import Compute, Input, Move, Program
+from gt.core.tracebacks import ends_on_users_line
 from gt.distributed.operands import OperandMove, ProductRequest, ProductSource, product_shape, request_product
 from gt.sharding.host_order import host_share
 from gt.sharding.op_calls import OpCall

@@ -19,10 +19,10 @@ from gt.client.layouts import mesh as make_mesh
 from gt.client.model_layout import check_layouts
 from gt.client.step_objects import find_step_objects
 from gt.client.step_recorder import record_steps, require_known_memory
-from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import LayoutError, SessionError, SettingsError
 from gt.core.messages import hosts_of
 from gt.core.settings import read_settings
+from gt.core.tracebacks import ends_on_users_line
 from gt.launch.plan_search import Candidate, PlanSearch, candidate_meshes
 from gt.launch.sharding_plan import Plan
 from gt.monitor.progress import open_display

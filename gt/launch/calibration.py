@@ -12,10 +12,10 @@ import torch
 from gt.client import active_session
 from gt.client.layouts import mesh as make_mesh
 from gt.client.tensor import Tensor, to_gt
-from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError
 from gt.core.messages import can_overlap, hosts_of
 from gt.core.output_files import make_parents, open_binary
+from gt.core.tracebacks import ends_on_users_line
 from gt.sharding.calibration import Calibration, calibration_path, format_calibration
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 

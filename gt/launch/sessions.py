@@ -19,11 +19,11 @@ from gt.client.optimizer_step_hooks import register_step_hooks
 from gt.client.session import FORKED, Session
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.torch_compile import patch_compile
-from gt.client.tracebacks import ends_on_users_line
 from gt.core.errors import SessionError, SettingsError, nearest
 from gt.core.limits import Limits, parse_limits
 from gt.core.readable_units import short_site
 from gt.core.settings import BACKENDS, MAX_WORKERS, MODES, Settings, parse_address, read_settings
+from gt.core.tracebacks import ends_on_users_line
 from gt.debug.traces import Trace
 from gt.launch.hosted_dispatcher_channel import HostedDispatcherChannel
 from gt.launch.in_process_channel import InProcessChannel

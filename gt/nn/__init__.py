@@ -19,7 +19,7 @@ import torch
 import gt.optim
 from gt.client.creation import device
 from gt.client.tensor import to_gt
-from gt.client.tracebacks import ends_on_users_line
+from gt.core.tracebacks import ends_on_users_line
 
 if TYPE_CHECKING:
     from torch.nn import *  # noqa: F403

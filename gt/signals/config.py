@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 from gt.core.errors import SignalError
 from gt.core.html_tables import html_table
+from gt.core.tracebacks import ends_on_users_line
 from gt.signals.checks import (
     ALL,
     INPUTS,
@@ -82,6 +83,7 @@ class ShardConfig:
     dims: AxesPerDim | None
     replicate: bool
 
+    @ends_on_users_line
     def __init__(
         self,
         axis: int | None = None,
@@ -199,6 +201,7 @@ class ModelConfig:
     inputs: AxesPerDim | None
     outputs: tuple[OutputEntry, ...]
 
+    @ends_on_users_line
     def __init__(
         self,
         mesh: MeshArgument | None = None,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from gt.core.errors import SignalError
 from gt.core.settings import read_settings
+from gt.core.tracebacks import ends_on_users_line
 from gt.signals.backward_signals import backward_chain, cycle_text, unknown_backward
 from gt.signals.checks import misspelt_of, name_problem, show
 from gt.signals.config import Config, SignalConfig, at
@@ -132,6 +133,7 @@ class Registry:
 registry = Registry()
 
 
+@ends_on_users_line
 def load_config(path: str | os.PathLike[str]) -> Config:
     """Read signals, and the layout of a model, from a YAML file. They replace earlier configuration of the same names,
     from the next op on. Returns the configuration of the file.
@@ -145,6 +147,7 @@ def load_config(path: str | os.PathLike[str]) -> Config:
     return registry.load(path)
 
 
+@ends_on_users_line
 def register_config(name: str, config: SignalConfig) -> None:
     """Configure a signal: `gt.register_config("forward", SignalConfig(shard=ShardConfig(axis=0)))`. Replaces earlier
     configuration of the name, from the next op on. Its `backward_signal` may be registered later, or never: a signal

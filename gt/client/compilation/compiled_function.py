@@ -16,7 +16,7 @@ from gt.client.compilation.specialization import MAX_ATTEMPTS, Specialization
 from gt.client.compilation.specialization_table import MAX_SPECIALIZATIONS, SpecializationTable
 from gt.client.torch_patches.autograd_nodes import current_node
 from gt.client.torch_patches.dispatch_modes import current_dispatch_modes
-from gt.client.tracebacks import ends_on_users_line
+from gt.core.tracebacks import ends_on_users_line
 from gt.signals.registry import registry
 
 P = ParamSpec("P")
@@ -38,6 +38,7 @@ def compile(
 ) -> Callable[[Callable[P, R]], CompiledFunction[P, R]]: ...
 
 
+@ends_on_users_line
 def compile(function: Callable[..., Any] | None = None, *, state: Iterable[object] = ()) -> Any:
     """A function that runs its Python code in its first calls only: later calls send the same instructions again.
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-import torch
-
 from gt.core.settings import shows_full_tracebacks
-
-OWN_FOLDERS = (str(Path(__file__).parents[1]) + os.sep, str(Path(torch.__file__).parent) + os.sep)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,4 +53,11 @@ def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None
 
 
 def _is_own(traceback: TracebackType | None) -> bool:
-    return traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(OWN_FOLDERS)
+    return traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(own_folders())
+
+
+def own_folders() -> tuple[str, ...]:
+    """The folders of GT and, if the program has imported it, of torch."""
+    torch = sys.modules.get("torch")
+    files = [Path(__file__).parent, *([Path(torch.__file__)] if torch is not None and torch.__file__ else [])]
+    return tuple([f"{file.parent}{os.sep}" for file in files])

@@ -85,3 +85,20 @@ def test_a_failure_that_is_never_read_is_one_line_at_the_end(tmp_path: Path) -> 
         f"gt: {program}:4: aten.index.Tensor failed and its result was never read: "
         "IndexError: index 7 is out of bounds for dimension 0 with size 3"
     )
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda: gt.load_config("no_such_file.yaml"),
+        lambda: gt.register_config("forward", None),
+        lambda: gt.ShardConfig(axis=0, replicate=True),
+        lambda: gt.ModelConfig({"dp": 2}, parameters={"*": ["tp"]}),
+        lambda: gt.signal.context(3).__enter__(),
+        lambda: gt.signal.exit("forward"),
+    ],
+)
+def test_mistakes_in_configurations_end_on_the_users_line(work):
+    with pytest.raises(gt.SignalError) as raised:
+        work()
+    assert raised.traceback[-1].path == Path(__file__)
