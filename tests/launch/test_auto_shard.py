@@ -257,7 +257,7 @@ def test_memory_that_nothing_fits_is_an_error():
     ) as failure:
         plan_of(memory="1 KB", mesh=4)
     least = int(str(failure.value).partition("takes ")[2].partition(". ")[0].replace(",", ""))
-    assert plan_of(memory=least, mesh=4).memory <= least
+    assert plan_of(memory=least, mesh=4, seconds=60.0).memory <= least
     with pytest.raises(gt.LayoutError):
         plan_of(memory=least // 2, mesh=4)
 

@@ -318,7 +318,7 @@ def test_numbers_do_not_depend_on_scopes(program, data):
         backward = data.draw(st.sampled_from([None, *range(number)]))
         gt.register_config(str(number), SignalConfig(shard, None if backward is None else str(backward)))
     torch.manual_seed(0)
-    x, w = torch.randn(5, 6), torch.randn(6, 6)
+    x, w = torch.randn(5, 6, dtype=torch.float64), torch.randn(6, 6, dtype=torch.float64)
 
     def run(x, w):
         x, w = x.requires_grad_(), w.requires_grad_()
@@ -336,4 +336,4 @@ def test_numbers_do_not_depend_on_scopes(program, data):
     finally:
         gt.shutdown()
     for mine, theirs in zip(ours, run(x.clone(), w.clone()), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
