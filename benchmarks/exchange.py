@@ -24,8 +24,8 @@ from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_spec
 from gt.worker.engines import make_engine
 from gt.worker.exchange import ProcessExchange
+from gt.worker.exchange.distributed_private import make_gloo_group
 from gt.worker.exchange.interface import run_exchanges
-from gt.worker.exchange.torch_private import make_gloo_group
 from gt.worker.moves import Mover, run_moves
 
 SIZES = (4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from gt.client.creation import zeros as zeros
     from gt.client.creation import zeros_like as zeros_like
     from gt.client.layouts import mesh as mesh
-    from gt.client.open_meshes import open_mesh as open_mesh
+    from gt.client.layouts import open_mesh as open_mesh
     from gt.client.opt_einsum_functions import tensordot as tensordot
     from gt.client.opt_einsum_functions import transpose as transpose
     from gt.client.publishing import publish as publish
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     from gt.distributed.mappers import from_torch as from_torch
     from gt.distributed.mappers import to_torch as to_torch
     from gt.launch.auto_shard import auto_shard as auto_shard
-    from gt.launch.calibration import calibrate as calibrate
+    from gt.launch.calibrate import calibrate as calibrate
     from gt.launch.sessions import connect as connect
     from gt.launch.sessions import dashboard as dashboard
     from gt.launch.sessions import gpu_workers as gpu_workers
@@ -152,8 +152,7 @@ _NAMES: dict[str, str] = {
     ),
     "gt.client.compilation.compiled_function": "compile",
     "gt.client.opt_einsum_functions": "tensordot transpose",
-    "gt.client.layouts": "mesh",
-    "gt.client.open_meshes": "open_mesh",
+    "gt.client.layouts": "mesh open_mesh",
     "gt.client.publishing": "publish subscribe unpublish",
     "gt.client.recovery": "recover",
     "gt.client.tensor": "Tensor",
@@ -166,7 +165,7 @@ _NAMES: dict[str, str] = {
         "ServerLost SessionError SessionLost SettingsError SignalError WorkerLost"
     ),
     "gt.launch.auto_shard": "auto_shard",
-    "gt.launch.calibration": "calibrate",
+    "gt.launch.calibrate": "calibrate",
     "gt.launch.sessions": "connect dashboard gpu_workers init shutdown synchronize",
     "gt.launch.sharding_plan": "Plan",
     "gt.launch.worker_list": "workers",

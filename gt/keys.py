@@ -10,10 +10,11 @@ from pathlib import Path
 
 from gt.core.errors import GTError, SettingsError
 from gt.core.settings import read_settings
-from gt.wire.cluster_keys import (
+from gt.wire.server_keys import (
     CLIENT_FILE,
     SERVER_FILE,
     authorize,
+    keys_directory,
     make_client_key,
     make_server_key,
     read_authorized,
@@ -22,7 +23,6 @@ from gt.wire.cluster_keys import (
     revoke,
     write_client_key,
 )
-from gt.wire.server_keys import keys_directory
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -60,7 +60,7 @@ LONG_FILES = (
     "test_connections.py",
     "test_fuzz.py",
     "test_segment_compiler.py",
-    "compilation/test_torch_private.py",
+    "compilation/test_inductor_private.py",
     "test_trace.py",
     "test_segments.py",
     "test_site.py",

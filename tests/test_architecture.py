@@ -63,16 +63,16 @@ PURE = (
     "core", "sharding",
     "signals/backward_signals.py", "signals/checks.py", "signals/config.py", "signals/document.py", "signals/parser.py",
     "signals/policy.py", "signals/resolution.py", "signals/schema.py",
-    "dispatcher/deferred_failures.py", "dispatcher/dispatcher.py", "dispatcher/errors.py", "dispatcher/fair_queue.py",
+    "dispatcher/reports.py", "dispatcher/dispatcher.py", "dispatcher/instruction_errors.py", "dispatcher/fair_queue.py",
     "dispatcher/gradient_buckets.py",
     "dispatcher/group_store.py", "dispatcher/instructions.py", "dispatcher/invariants.py", "dispatcher/membership.py",
     "dispatcher/op_definitions.py", "dispatcher/op_instructions.py", "dispatcher/step_coordinator.py",
     "dispatcher/message_descriptions.py", "dispatcher/message_queue.py",
-    "dispatcher/ownership.py", "dispatcher/plan_cache.py", "dispatcher/planner.py", "dispatcher/rejection.py",
-    "dispatcher/session_records.py",
+    "core/message_fields.py", "dispatcher/plan_cache.py", "dispatcher/planner.py", "dispatcher/rejection.py",
+    "dispatcher/state_records.py",
     "dispatcher/redistribution.py", "dispatcher/reports.py", "dispatcher/requests.py", "dispatcher/state.py",
-    "dispatcher/request_records.py", "dispatcher/tensor_losses.py", "dispatcher/tensor_reads.py",
-    "dispatcher/tensor_records.py", "dispatcher/tensor_tables.py", "dispatcher/worker_records.py",
+    "dispatcher/state_records.py", "dispatcher/tensor_losses.py", "dispatcher/tensor_reads.py",
+    "dispatcher/tensor_records.py", "dispatcher/tensor_tables.py", "dispatcher/state_records.py",
     "dispatcher/transactions.py", "dispatcher/undo_log.py",
     "worker/executor.py", "worker/op_runner.py", "worker/bound_programs.py", "worker/moves.py",
     "worker/scope_table.py", "worker/status_reports.py", "worker/tensor_transfers.py",
@@ -189,7 +189,7 @@ def test_only_the_entry_imports_by_name():
     users = {
         name_of(path) for path in FILES if "importlib" in packages_imported(path) or "__import__" in names_in(path)
     }
-    assert users == {"gt/__init__.py", "gt/launch/__init__.py", "gt/lazy_launch.py", "gt/core/extras.py"}
+    assert users == {"gt/__init__.py", "gt/launch/__init__.py", "gt/lazy_launch.py", "gt/core/environment.py"}
 
 
 TORCH_PATCHES = ROOT / "client" / "torch_patches"
@@ -251,7 +251,7 @@ def private_names_of_torch(path):
 
 def test_workers_use_private_names_of_torch_in_one_place():
     """Each of them has a test that says what breaks where torch changes it."""
-    users = [path for path in files_of("worker/") if path.name != "torch_private.py"]
+    users = [path for path in files_of("worker/") if not path.name.endswith("_private.py")]
     assert [use for path in users for use in private_names_of_torch(path)] == []
 
 

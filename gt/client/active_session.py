@@ -10,7 +10,7 @@ from gt.client.geometry import forget_geometries
 from gt.client.scope_stack import note_use, push
 from gt.client.session import Session
 from gt.client.storage import ROOT
-from gt.client.torch_patches.avoid_dynamo_import import import_shape_functions
+from gt.client.torch_patches.avoided_imports import import_shape_functions
 from gt.lazy_launch import load_launcher
 
 _connect: Callable[[], Session] | None = None

@@ -14,8 +14,8 @@ import torch
 from gt.client.geometry import Geometry, geometry_from_meta
 from gt.client.interrupts import require_outside
 from gt.client.storage import CONJUGATE, NEGATE, Storage, TensorRef, reinterpreted, view_of
-from gt.client.torch_patches.pytree import tree_leaves
-from gt.client.torch_patches.wrapper_tensors import make_handle, set_conjugated, set_metadata, set_negated
+from gt.client.torch_patches.dispatch import tree_leaves
+from gt.client.torch_patches.tensors import make_handle, set_conjugated, set_metadata, set_negated
 from gt.core.messages import QueryOp, RunOp
 from gt.core.meta import TensorMeta
 from gt.core.signatures import ViewStep

@@ -36,11 +36,9 @@ from gt.client.rule_inference import InferredResults, RuledCall
 from gt.client.session import Session
 from gt.client.shape_function_overrides import SHAPE_FUNCTIONS
 from gt.client.storage import CONJUGATE, NEGATE, TensorRef, is_lazy, reinterpreted, storage_elements
-from gt.client.torch_patches.avoid_dynamo_import import keep_dynamo_out
-from gt.client.torch_patches.op_interception import unintercepted
-from gt.client.torch_patches.op_registry import has_kernel, schema_of
-from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
-from gt.client.torch_patches.wrapper_tensors import negative_view
+from gt.client.torch_patches.avoided_imports import keep_dynamo_out
+from gt.client.torch_patches.dispatch import has_kernel, schema_of, tree_flatten, tree_unflatten, unintercepted
+from gt.client.torch_patches.tensors import negative_view
 from gt.core.errors import SessionError
 from gt.core.signatures import ViewStep
 from gt.sharding.placements import OpRequest

@@ -9,10 +9,10 @@ from gt.client.cached_calls import CachedCall, MultiResultCall, SingleResultCall
 from gt.client.call_sites import Sites
 from gt.client.geometry import Geometry
 from gt.client.storage import TensorRef
-from gt.core.log_tables import CALLS, Column, LogTable
 from gt.core.messages import CreateTensor, DefineSegment, Instruction, RunOp, RunSegment
 from gt.core.readable_units import count, print_bytes, print_tensors, short_op
 from gt.core.signatures import Signature
+from gt.core.tables import CALLS, Column, LogTable
 
 COLUMNS = (
     Column("what", 7),

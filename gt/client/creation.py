@@ -14,15 +14,13 @@ from gt.client.creation_docstrings import docstring_of
 from gt.client.factory_mode import FactoryMode
 from gt.client.geometry import TORCH_DTYPES, dtype_name
 from gt.client.host_data import tensor_of
-from gt.client.layouts import require_workers
+from gt.client.layouts import current_mesh, require_workers
 from gt.client.model_layout import apply_model_config, layouts_of_plain
 from gt.client.module_moving import move_module
-from gt.client.open_meshes import current_mesh
 from gt.client.registration_hooks import keep_on_gt, move_assigned_tensors, watch_modules
 from gt.client.safetensors_hooks import LoadOneByOne
 from gt.client.tensor import Tensor, to_gt, to_host
-from gt.client.torch_patches.dispatch_modes import disable_current_modes
-from gt.client.torch_patches.pytree import tree_map_only
+from gt.client.torch_patches.dispatch import disable_current_modes, tree_map_only
 from gt.core.errors import LayoutError, nearest
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.tracebacks import ends_on_users_line

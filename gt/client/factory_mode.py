@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from gt.client.torch_patches.dispatch_modes import UntracedMode, current_dispatch_modes, disable_current_modes
-from gt.client.torch_patches.op_registry import schema_of
+from gt.client.torch_patches.dispatch import UntracedMode, current_dispatch_modes, disable_current_modes, schema_of
 from gt.sharding.placements import Layout, OpRequest
 
 _LIFT = torch.ops.aten.lift_fresh.default

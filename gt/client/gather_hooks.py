@@ -28,7 +28,7 @@ from gt.client.session import Session
 from gt.client.storage import Storage
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.autograd_nodes import NO_BACKWARD, call_after_backward, current_backward, current_node
-from gt.client.torch_patches.pytree import tree_leaves
+from gt.client.torch_patches.dispatch import tree_leaves
 from gt.core.messages import BeginModule, DropCopies
 from gt.signals.registry import registry
 

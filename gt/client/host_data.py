@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from gt.client.geometry import Geometry
-from gt.client.torch_patches.dispatch_modes import disable_current_modes
-from gt.client.torch_patches.wrapper_tensors import is_zero_tensor
+from gt.client.torch_patches.dispatch import disable_current_modes
+from gt.client.torch_patches.tensors import is_zero_tensor
 from gt.core.meta import is_dense, memory_order
 from gt.wire.codec import Buffer
 

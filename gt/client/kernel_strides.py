@@ -13,25 +13,28 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gt.client.convolution_strides import convolution, convolution_gradients
-from gt.client.memory_formats import (
-    Strides,
-    column_major_strides,
-    dense_format,
-    strides_in_format,
-    strides_without_gaps,
-    suggested_format,
-)
-from gt.client.tensor_iterator import broadcast, iterated_strides
-from gt.client.torch_patches.op_registry import (
+from gt.client.torch_patches.dispatch import (
     DispatchKey,
     OpOverload,
     has_kernel,
     kernel_of,
     packet_name,
     schema_of,
+    tree_flatten,
+    tree_unflatten,
 )
-from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
+from gt.client.torch_strides import (
+    Strides,
+    broadcast,
+    column_major_strides,
+    convolution,
+    convolution_gradients,
+    dense_format,
+    iterated_strides,
+    strides_in_format,
+    strides_without_gaps,
+    suggested_format,
+)
 from gt.core.meta import contiguous_strides, dense_strides, is_dense, memory_order
 
 NamedArguments: TypeAlias = dict[str, Any]

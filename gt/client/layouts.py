@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -204,3 +206,36 @@ def _warn_of_missing(missing: tuple[int, ...], connected: tuple[int, ...]) -> No
         list(missing),
         list(connected),
     )
+
+
+_open: ContextVar[DeviceMesh | None] = ContextVar("open_mesh", default=None)
+
+
+@contextlib.contextmanager
+def open_mesh(
+    shape: int | Sequence[int] | DeviceMesh,
+    axis_names: Sequence[str] = (),
+    workers: Sequence[int] = (),
+    name: str = "",
+) -> Iterator[DeviceMesh]:
+    """`with gt.open_mesh((2, 4), ("dp", "tp")) as mesh:` is gt.mesh for the calls inside: wherever `placements=` or
+    `out=` is given without `mesh=`, and for tensors that the functions of gt.distributed lay out. A mesh that exists
+    may be given in place of a shape. The innermost one counts, in this thread.
+
+    >>> gt.init(workers=4, mode="virtual")
+    >>> with gt.open_mesh((2, 2), ("dp", "tp")):
+    ...     x = gt.ones(4, 6, placements="dp, tp")
+    >>> x.spec
+    ShardingSpec('dp, tp' on (dp=2, tp=2))
+    """
+    opened = require_workers(shape) if isinstance(shape, DeviceMesh) else mesh(shape, axis_names, workers, name)
+    token = _open.set(opened)
+    try:
+        yield opened
+    finally:
+        _open.reset(token)
+
+
+def current_mesh() -> DeviceMesh | None:
+    """The mesh of the innermost open_mesh; None outside of any."""
+    return _open.get()

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from gt.client.storage import REINTERPRETING
-from gt.client.torch_patches.kernel_overrides import overriding_kernel
-from gt.client.torch_patches.op_registry import (
+from gt.client.torch_patches.dispatch import (
     Argument,
     DispatchKey,
     FunctionSchema,
     OpOverload,
     has_kernel,
     kernel_of,
+    overriding_kernel,
     packet_name,
     schema_of,
 )

@@ -20,9 +20,8 @@ from gt.client import active_session
 from gt.client.cached_calls import HandleType, SingleResultCall, WriteCall
 from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.torch_dispatch import alias_pattern, schema_for
-from gt.client.torch_patches.avoid_dynamo_import import hide_from_dynamo
-from gt.client.torch_patches.op_interception import is_intercepted
-from gt.client.torch_patches.op_registry import OpOverload
+from gt.client.torch_patches.avoided_imports import hide_from_dynamo
+from gt.client.torch_patches.dispatch import OpOverload, is_intercepted
 from gt.core.tracebacks import leave_out_own_frames
 
 Operator: TypeAlias = Callable[..., Any]

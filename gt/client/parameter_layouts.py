@@ -16,8 +16,8 @@ from torch.optim.optimizer import Optimizer
 from gt.client import active_session
 from gt.client.session_reads import locate_copies
 from gt.client.tensor import Tensor, to_gt
+from gt.client.torch_patches.dispatch import tree_leaves, tree_map_only
 from gt.client.torch_patches.optimizer_defaults import call_after_loading
-from gt.client.torch_patches.pytree import tree_leaves, tree_map_only
 from gt.sharding.spec import ShardingSpec
 
 # Optimizers that have a state, with the number of parameters for which it was laid out.

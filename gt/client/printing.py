@@ -6,8 +6,8 @@ import torch
 
 from gt.client.error_text import without_traceback
 from gt.client.torch_patches.nn_modules import is_parameter
-from gt.client.torch_patches.value_printing import edge_items, format_values
-from gt.core.html_tables import html_text
+from gt.client.torch_patches.tensors import edge_items, format_values
+from gt.core.tables import html_text
 from gt.sharding.held_parts import describe_held, held_parts, parts_html
 from gt.sharding.spec import ShardingSpec
 

@@ -11,7 +11,7 @@ from gt.client.cached_calls import HandleType, rebind, wrap
 from gt.client.geometry import Geometry, intern_geometry
 from gt.client.op_schema import OpSchema
 from gt.client.storage import Storage, TensorRef, restrided, storage_elements, strided_view
-from gt.client.torch_patches.pytree import tree_leaves
+from gt.client.torch_patches.dispatch import tree_leaves
 
 if TYPE_CHECKING:
     from gt.client.session import Session

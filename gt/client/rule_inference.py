@@ -17,7 +17,7 @@ from gt.client.op_schema import OpSchema
 from gt.client.shape_rules import rule_of
 from gt.client.shape_rules.shape_rule import Results, ShapeRule, Strided
 from gt.client.storage import TensorRef, ViewPath, is_lazy
-from gt.client.torch_patches.op_registry import schema_of
+from gt.client.torch_patches.dispatch import schema_of
 
 MAX_FAMILIES = 1 << 14
 

@@ -9,10 +9,10 @@ import torch
 from gt.client.geometry import intern_geometry
 from gt.client.host_data import tensor_of_bytes
 from gt.client.interrupts import CriticalSection
-from gt.client.part_assembly import assemble
 from gt.client.session import Session
 from gt.client.storage import Storage, TensorRef
-from gt.client.torch_patches.op_interception import unintercepted
+from gt.client.torch_patches.dispatch import unintercepted
+from gt.client.transfers import assemble
 from gt.core.messages import (
     CURRENT,
     ByteRange,

@@ -13,16 +13,41 @@ from gt.client.cached_calls import HandleType, rebind, wrap, wrap_view
 from gt.client.call_template import to_wire
 from gt.client.geometry import Geometry, geometry_of, intern_geometry
 from gt.client.op_schema import OpSchema
-from gt.client.parameter_gradients import note_gradient
 from gt.client.resizing import allocate, resize_handle
 from gt.client.session_reads import fetch
 from gt.client.storage import Storage, StorageView, TensorRef, restrided, storage_elements, strided_view, view_of
-from gt.client.torch_patches.kernel_overrides import override_kernel, run_original
-from gt.client.torch_patches.op_interception import traced_inside
-from gt.client.torch_patches.op_registry import OpOverload, schema_of
-from gt.client.torch_patches.pytree import tree_leaves, tree_map_only
+from gt.client.torch_patches.autograd_nodes import accumulated_parameter, current_node
+from gt.client.torch_patches.dispatch import (
+    OpOverload,
+    override_kernel,
+    run_original,
+    schema_of,
+    traced_inside,
+    tree_leaves,
+    tree_map_only,
+)
+from gt.core.messages import NoteGradient
 from gt.core.meta import contiguous_strides, is_dense
 from gt.core.signatures import ViewStep
+
+
+def note_gradient(ref: TensorRef) -> None:
+    """Called for each `detach`: autograd detaches a gradient before it makes it the `.grad` of a parameter. Does
+    nothing for any other tensor, and with one worker."""
+    node = current_node()
+    if node is None or ref.session.alone:
+        return
+    parameter = getattr(accumulated_parameter(node), "_ref", None)
+    if parameter is not None and parameter.session is ref.session:
+        site, is_transposed = ref.session.sites.current(), _is_transposed(ref)
+        ref.session.outbox.submit(lambda ids: NoteGradient(ids[0], ids[1], site, is_transposed), (ref, parameter))
+
+
+def _is_transposed(ref: TensorRef) -> bool:
+    """Whether a tensor is a view of its storage with all dims in reverse order."""
+    view, whole = ref.geometry, ref.storage.geometry
+    return view is not whole and (view.shape, view.stride) == (whole.shape[::-1], whole.stride[::-1])
+
 
 Special: TypeAlias = Callable[[HandleType, OpSchema, tuple[Any, ...], dict[str, Any]], Any]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from gt.client.torch_patches.subclass_making import patch_make_subclass, restore_torch_function
-from gt.client.unsupported import refuse_other_processes
+from gt.client.error_text import refuse_other_processes
+from gt.client.torch_patches.tensors import patch_make_subclass, restore_torch_function
 
 _made: dict[tuple[type[torch.Tensor], type[torch.Tensor]], type[torch.Tensor]] = {}
 # Methods of torch's parameters that access memory.

@@ -17,8 +17,8 @@ import torch
 
 from gt.client import active_session
 from gt.client.cached_calls import HandleType, rebind, wrap, wrap_view
+from gt.client.error_text import refuse_other_processes, require_strided, require_values
 from gt.client.host_data import from_array, torch_call
-from gt.client.inplace_views import InPlaceViews
 from gt.client.layouts import (
     LocalShard,
     Topology,
@@ -29,29 +29,23 @@ from gt.client.layouts import (
     require_workers,
     saved_layout,
 )
-from gt.client.memory_methods import MemoryMethods
 from gt.client.operators import install_operators
 from gt.client.printing import SHOWN_ELEMENTS, corner, describe, describe_html, describe_without_value, edges
 from gt.client.session_reads import fetch, locate
 from gt.client.storage import REINTERPRETING, Storage, StorageView, TensorRef
 from gt.client.subclasses import has_memory, make_subclasses_on_gt, on_gt
+from gt.client.tensor_methods import InPlaceViews, MemoryMethods, ValueReads
 from gt.client.torch_dispatch import dispatch
 from gt.client.torch_patches.autograd_nodes import refuse_backward
-from gt.client.torch_patches.avoid_dtensor_import import keep_dtensor_out
-from gt.client.torch_patches.avoid_dynamo_import import hide_from_dynamo
+from gt.client.torch_patches.avoided_imports import hide_from_dynamo, keep_dtensor_out
 from gt.client.torch_patches.checkpoint_staging import patch_staging
-from gt.client.torch_patches.data_property import patch_data_property
+from gt.client.torch_patches.dispatch import OpOverload, is_transformed, tree_map, tree_map_only
 from gt.client.torch_patches.nn_modules import patch_module_cpu
-from gt.client.torch_patches.op_interception import is_transformed
-from gt.client.torch_patches.op_registry import OpOverload
 from gt.client.torch_patches.optimizer_defaults import patch_optimizer_defaults
-from gt.client.torch_patches.pytree import tree_map, tree_map_only
-from gt.client.torch_patches.wrapper_tensors import no_torch_function, patch_swapping, swap_tensors
-from gt.client.unsupported import refuse_other_processes, require_strided, require_values
-from gt.client.value_reads import ValueReads
+from gt.client.torch_patches.tensors import no_torch_function, patch_data_property, patch_swapping, swap_tensors
 from gt.core.errors import GTError, LayoutError
-from gt.core.html_tables import html_text
 from gt.core.meta import is_dense
+from gt.core.tables import html_text
 from gt.core.tracebacks import ends_on_users_line
 from gt.sharding.placements import OpRequest, Placements, Replicate, require_mesh, spec_from
 from gt.sharding.spec import DeviceMesh, ShardingSpec

@@ -16,16 +16,14 @@ from torch.autograd.graph import increment_version
 from gt.client import active_session
 from gt.client.cached_calls import CachedCall, HandleType, is_normal_in_inference
 from gt.client.call_inference import infer_call
+from gt.client.error_text import refuse_op, require_strided, require_values
 from gt.client.factory_mode import FactoryMode
 from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.session import Session
 from gt.client.special_ops import SPECIAL, reshape_in_place, run_on_host
 from gt.client.storage import TensorRef
-from gt.client.torch_patches.op_interception import is_tracing
-from gt.client.torch_patches.op_registry import OpOverload
+from gt.client.torch_patches.dispatch import OpOverload, is_tracing, tree_leaves
 from gt.client.torch_patches.profiler_ranges import follow_profilers, profiler_range
-from gt.client.torch_patches.pytree import tree_leaves
-from gt.client.unsupported import refuse_op, require_strided, require_values
 from gt.core.tracebacks import leave_out_own_frames
 from gt.sharding.placements import OpRequest
 

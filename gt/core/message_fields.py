@@ -13,8 +13,20 @@ from typing import Any, NamedTuple, TypeAlias, get_args, get_type_hints
 
 from msgspec import Struct
 
-from gt.core.ids import IdRole, session_of
-from gt.core.messages import Answer, ByteRange, Command, Instruction, Report
+from gt.core.errors import ProtocolError
+from gt.core.ids import FIRST_DISPATCHER_ID, FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT, IdRole, session_of
+from gt.core.messages import (
+    AckBytes,
+    AckRead,
+    Answer,
+    ByteRange,
+    Command,
+    EndSession,
+    Instruction,
+    ReadSessions,
+    Report,
+    RunSegment,
+)
 
 ReadIds: TypeAlias = Callable[[Any], Sequence[int]]
 
@@ -87,3 +99,29 @@ PAYLOAD_RECORDS = frozenset(
 def byte_ranges_of(record: Any) -> tuple[ByteRange, ...]:
     """The byte ranges of one of the PAYLOAD_RECORDS."""
     return record.byte_ranges if "byte_ranges" in record.__struct_fields__ else (record.byte_range,)
+
+
+_END = 1 << SESSION_SHIFT
+
+
+def require_ownership(session: int, instruction: Instruction | AckRead | AckBytes | ReadSessions | EndSession) -> None:
+    """A session may name only its own tensors, ops and requests, and none that the dispatcher numbers for it. Ids from
+    FIRST_QUERY_ID on are for results of queries. This is the only place where ids are checked."""
+    if type(instruction) is RunSegment:
+        for between in instruction.between:
+            require_ownership(session, between.instruction)
+    low = session << SESSION_SHIFT
+    fields = id_fields(type(instruction))
+    ids = fields.all(instruction)
+    if fields.first_result is None and (not ids or (low <= min(ids) and max(ids) < low + FIRST_DISPATCHER_ID)):
+        return  # most instructions: no id is a result of a query
+    kind = type(instruction).__name__
+    first = low + FIRST_QUERY_ID if fields.first_result is None else getattr(instruction, fields.first_result)
+    for ident in (*ids, first + MAX_RESULTS - 1):
+        number = ident - low
+        if not (0 <= number < FIRST_DISPATCHER_ID or FIRST_QUERY_ID <= number < _END):
+            raise ProtocolError(f"{kind} of session {session} names {ident}, which is not its own", "foreign")
+    if any(ident - low >= FIRST_QUERY_ID for ident in fields.new(instruction)):
+        raise ProtocolError(f"{kind} gives a tensor an id that is for results of queries", "foreign")
+    if first - low < FIRST_QUERY_ID:
+        raise ProtocolError(f"results of a query cannot take ids from {first} on", "foreign")

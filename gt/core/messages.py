@@ -232,7 +232,7 @@ class DefineScope(_Record, frozen=True):
 
 class CreateTensor(_Record, frozen=True):
     """A tensor of the client's bytes. Without a `layout` it goes to one worker. The bytes are those of the layout's
-    distinct boxes, one after another (`gt.sharding.distinct_parts`). Bytes in shared memory are answered with Uploaded,
+    distinct boxes, one after another (`gt.sharding.held_parts`). Bytes in shared memory are answered with Uploaded,
     under the id of the tensor."""
 
     id: NewId
@@ -679,7 +679,7 @@ class Fetched(_Record, frozen=True):
 
 
 class TensorRead(_Record, tag="Fetched", frozen=True):
-    """The parts of a tensor, in the order of `gt.sharding.distinct_parts` for its layout; without a `layout`, one whole
+    """The parts of a tensor, in the order of `gt.sharding.held_parts` for its layout; without a `layout`, one whole
     tensor."""
 
     request: OtherId

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
+from gt.core.errors import RefusalKind
 from gt.core.ids import ALL_SESSIONS, session_of
 from gt.core.limits import Limits
 from gt.core.message_events import Observer
@@ -26,7 +27,6 @@ from gt.core.messages import (
     WorkerInfo,
     WorkerReportProgress,
 )
-from gt.core.refusal_kinds import RefusalKind
 from gt.dispatcher.fair_queue import FairQueue, Mark
 from gt.dispatcher.gradient_buckets import GradientBuckets
 from gt.dispatcher.group_store import GroupStore
@@ -35,21 +35,19 @@ from gt.dispatcher.membership import Membership
 from gt.dispatcher.message_capture import CaptureRequests, MessageCapture
 from gt.dispatcher.message_queue import MessageQueue, Outgoing, ToClient, ToWorkers
 from gt.dispatcher.plan_cache import PlanCache
-from gt.dispatcher.plan_table import plan_observer
+from gt.dispatcher.plan_records import plan_observer
 from gt.dispatcher.recent_batches import RecentBatches
-from gt.dispatcher.recent_messages import RecentMessages
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.rejection import OP_OF_ANOTHER, reject, reject_internal_error
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.segments import RunPart, Segments, Single
-from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import LOOPBACK, DeadWorker, SessionRecord
 from gt.dispatcher.tensor_records import TensorRecord
-from gt.dispatcher.tensor_stories import tell_story
+from gt.dispatcher.tensor_stories import RecentMessages, tell_story
 from gt.dispatcher.transactions import Transactions
 from gt.dispatcher.worker_drains import WorkerDrains
-from gt.dispatcher.worker_records import LOOPBACK, DeadWorker
 from gt.wire.codec import Buffer
 from gt.wire.refusals import shorten
 

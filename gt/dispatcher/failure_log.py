@@ -10,7 +10,7 @@ import msgspec
 
 from gt.core.messages import Failure
 from gt.core.program_view import FailureState
-from gt.dispatcher.session_records import SessionRecord
+from gt.dispatcher.state_records import SessionRecord
 
 KEPT = 64
 KEPT_CAUSES = 4096  # of reported failures, for reports of other workers

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from gt.core.errors import ProtocolError
 from gt.core.message_fields import PAYLOAD_RECORDS
 from gt.core.messages import CreateTensor, FetchTensor, Instruction, QueryOp, Redistribute, RunOp, RunSegment
-from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import SessionRecord
 from gt.wire.codec import Buffer
 
 # Cost is counted in units: one for each instruction, and one for each UNIT_BYTES that it reads or makes.

@@ -14,8 +14,8 @@ from gt.core.meta import TensorMeta
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.planner import TensorMove
 from gt.dispatcher.redistribution import Redistributor
-from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import SessionRecord
 from gt.dispatcher.tensor_records import GradientRecord, TensorRecord
 from gt.sharding.spec import DimSpec, ShardingSpec, whole
 from gt.wire.codec import Buffer

@@ -54,8 +54,8 @@ from gt.core.messages import (
     WorkersRead,
 )
 from gt.core.meta import ITEM_BYTES
-from gt.dispatcher.errors import InvalidInstruction, NoWorkers
 from gt.dispatcher.gradient_buckets import GradientBuckets
+from gt.dispatcher.instruction_errors import InvalidInstruction, NoWorkers
 from gt.dispatcher.message_queue import MessageQueue, split_bytes
 from gt.dispatcher.module_gathers import ModuleGathers
 from gt.dispatcher.op_definitions import OpRecord, layout_from_record, require_layout_fit
@@ -63,17 +63,15 @@ from gt.dispatcher.op_instructions import OpInstructions
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.publications import Publications
 from gt.dispatcher.redistribution import Redistributor
-from gt.dispatcher.request_records import Reply
 from gt.dispatcher.requests import Requests
 from gt.dispatcher.segments import RunPart, Segments
-from gt.dispatcher.session_records import ScopeRecord, SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import Reply, ScopeRecord, SessionRecord, WorkerRecord
 from gt.dispatcher.step_coordinator import StepCoordinator
 from gt.dispatcher.tensor_reads import TensorReads
 from gt.dispatcher.tensor_records import TensorRecord
-from gt.dispatcher.worker_records import WorkerRecord
 from gt.sharding.boxes import box_shape
-from gt.sharding.distinct_parts import distinct_parts
+from gt.sharding.held_parts import distinct_parts
 from gt.sharding.spec import ShardingSpec, whole
 from gt.signals.policy import Policy
 from gt.wire.codec import Buffer

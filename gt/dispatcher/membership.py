@@ -3,24 +3,47 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from gt.core.messages import Rejected, WorkerDefineScope, WorkerEndSession, WorkerLosePeer
-from gt.dispatcher.copy_limit import default_limit
+from gt.core.messages import LostLine, Rejected, WorkerDefineScope, WorkerEndSession, WorkerLosePeer
+from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.dispatcher.fair_queue import FairQueue
 from gt.dispatcher.group_store import GroupStore
-from gt.dispatcher.lost_lines import describe_losses
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.plan_cache import PlanCache
-from gt.dispatcher.redistribution import Redistributor
+from gt.dispatcher.redistribution import Redistributor, default_limit
 from gt.dispatcher.rejection import describe_internal_error, lost
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.segments import Segments
-from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import DeadWorker, SessionRecord
 from gt.dispatcher.transactions import Transactions
-from gt.dispatcher.worker_records import DeadWorker
+
+MAX_LINES = 8  # those with the most bytes; all others are told as one
+MAX_EXAMPLES = 3  # of dtypes and shapes
+
+
+def describe_losses(lost: Sequence[tuple[int, TensorMeta]], sites: Mapping[int, int]) -> tuple[LostLine, ...]:
+    """`sites` are those of the lines that made tensors, by id, as far as they are known."""
+    by_site: dict[int, list[TensorMeta]] = {}
+    for ident, meta in lost:
+        by_site.setdefault(sites.get(ident, 0), []).append(meta)
+    known = sorted((site for site in by_site if site), key=lambda site: _nbytes(by_site[site]), reverse=True)
+    rest = [meta for site in (*known[MAX_LINES:], 0) for meta in by_site.get(site, ())]
+    lines = [_describe(site, by_site[site]) for site in known[:MAX_LINES]]
+    return (*lines, _describe(0, rest)) if rest else tuple(lines)
+
+
+def _describe(site: int, metas: Sequence[TensorMeta]) -> LostLine:
+    kinds = dict.fromkeys(f"{meta.dtype}{list(meta.shape)}" for meta in metas)
+    return LostLine(site, len(metas), _nbytes(metas), tuple(kinds)[:MAX_EXAMPLES])
+
+
+def _nbytes(metas: Sequence[TensorMeta]) -> int:
+    return sum(math.prod(meta.shape) * ITEM_BYTES[meta.dtype] for meta in metas)
+
 
 log = logging.getLogger("gt.dispatcher")
 

@@ -25,7 +25,7 @@ from gt.core.messages import (
 from gt.dispatcher.message_descriptions import command_events, message_event
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.dispatcher.requests import require_timeline
-from gt.dispatcher.session_records import SessionRecord
+from gt.dispatcher.state_records import SessionRecord
 from gt.dispatcher.tensor_records import TensorRecord
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from gt.core.message_events import Details, Direction, Event, ObservedMessage, TensorCreated
 from gt.core.messages import Command, DefineOp, DefineSite, RunOp, RunSegment, WorkerCreateTensor
 from gt.dispatcher.op_definitions import MOVE
-from gt.dispatcher.session_records import SessionRecord
+from gt.dispatcher.state_records import SessionRecord
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.spec import local_box
 

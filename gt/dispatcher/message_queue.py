@@ -13,8 +13,8 @@ from gt.core.message_fields import owner_of
 from gt.core.messages import Answer, Command, Failed, FreeTensors, OpFailed
 from gt.dispatcher.failure_log import FailureLog
 from gt.dispatcher.message_descriptions import command_events, created_by, message_event
-from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import SessionRecord
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.spec import DeviceMesh
 from gt.wire.codec import Buffer, join

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Sequence
 
 from gt.core.ids import session_of
 from gt.core.messages import BeginModule
-from gt.dispatcher.copy_limit import copies_to_drop
 from gt.dispatcher.planner import TensorMove
-from gt.dispatcher.redistribution import Redistributor
+from gt.dispatcher.redistribution import Redistributor, copies_to_drop
 from gt.dispatcher.session_limits import fits
-from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import SessionRecord
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.wire.codec import Buffer
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Signature, SpecRecord
-from gt.dispatcher.errors import InvalidInstruction
+from gt.dispatcher.instruction_errors import InvalidInstruction
 from gt.dispatcher.planner import Plan, TensorMove
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.foreach_subsets import ForeachSubset

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gt.core.messages import QueryOp, RunOp
-from gt.dispatcher.errors import NoValue
 from gt.dispatcher.gradient_buckets import GradientBuckets
+from gt.dispatcher.instruction_errors import NoValue
 from gt.dispatcher.message_queue import MessageQueue, ToWorkers
 from gt.dispatcher.op_definitions import CachedPlan, OpRecord, plan_key
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.publications import Publications
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.requests import Requests
-from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import SessionRecord
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.foreach_subsets import first_list_inputs, is_foreach, subset_of
 from gt.sharding.rules import is_linear_with

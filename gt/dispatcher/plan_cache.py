@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gt.core.messages import DefineOp, ForgetOps, Gathered, RunOp
-from gt.dispatcher.errors import InvalidInstruction, NoValue
+from gt.dispatcher.instruction_errors import InvalidInstruction, NoValue
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.op_definitions import CachedPlan, InputLayout, OpRecord, plan_key
 from gt.dispatcher.plan_records import PlanObserver, record_plan
 from gt.dispatcher.planner import plan_op
 from gt.dispatcher.redistribution import Redistributor
-from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import SessionRecord
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.considered_strategies import NotedCall
 from gt.sharding.op_programs import mesh_with_most_bytes

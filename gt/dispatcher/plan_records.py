@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from gt.core.log_tables import INDENT, Column, align, print_row
 from gt.core.meta import TensorMeta
 from gt.core.readable_units import count, print_bytes, short_op
 from gt.core.signatures import Signature
+from gt.core.tables import INDENT, PLANS, Column, LogTable, align, print_row
 from gt.dispatcher.planner import Plan, TensorMove, moves_in
 from gt.sharding.considered_strategies import ConsideredCall, NotedCall, consider, print_layouts
 from gt.sharding.spec import ShardingSpec
@@ -210,3 +210,24 @@ def _exchange_rows(exchanges: Sequence[PlannedExchange]) -> list[tuple[str, ...]
         ("moves", f"{kind} {' '.join(axes)}".strip(), print_bytes(nbytes), purpose)
         for kind, axes, nbytes, purpose in exchanges
     ]
+
+
+def plan_observer() -> PlanObserver | None:
+    """An observer that writes the table; None if nobody reads it, so that nothing is recorded."""
+    table = LogTable(PLANS, LABEL, COLUMNS)
+    return PlanTable(table) if table.is_on else None
+
+
+class PlanTable:
+    """Writes records as rows. The moves of an op's inputs are part of its row, and are not written again."""
+
+    def __init__(self, table: LogTable) -> None:
+        self._table = table
+        self._moved: tuple[TensorMove, ...] = ()
+
+    def __call__(self, record: Planned) -> None:
+        if isinstance(record, PlanRecord):
+            self._moved = record.moves
+        if isinstance(record, MoveRecord) and set(record.moves).issubset(self._moved):
+            return
+        self._table.add(record.cells(), record.below())

@@ -24,8 +24,8 @@ from gt.core.messages import (
 from gt.dispatcher.gradient_buckets import GradientBuckets
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.redistribution import Redistributor
-from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import SessionRecord
 from gt.dispatcher.tensor_records import PublishedTensor, TensorRecord
 from gt.wire.codec import Buffer
 

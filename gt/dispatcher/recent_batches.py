@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gt.core.ids import session_of
 from gt.core.messages import CreateTensor, Instruction, QueryOp, Redistribute, RunOp, RunSegment
 from gt.core.segments import SegmentBody
-from gt.dispatcher.session_records import SessionRecord
+from gt.dispatcher.state_records import SessionRecord
 
 LIMIT = 1 << 14  # batches that wait for the reader
 

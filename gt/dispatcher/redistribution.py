@@ -2,23 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 from gt.core.messages import STEP_TOKEN, Collective, FreeTensors, RunOp, WorkerDefineProgram
 from gt.core.meta import TensorMeta
-from gt.dispatcher.copy_limit import copies_to_drop
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.op_definitions import MOVE, CachedPlan, MoveKey
 from gt.dispatcher.plan_records import PlanObserver, record_moves
 from gt.dispatcher.planner import Plan, TensorMove, plan_moves
 from gt.dispatcher.session_limits import copies_over_limit
-from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import SessionRecord, WorkerRecord
 from gt.dispatcher.tensor_records import TensorRecord
+from gt.dispatcher.tensor_tables import TensorTables
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.sharding.spec_text import parse_spec
+
+SHARE_OF_COPIES = 0.5  # of a worker's memory, if the user names no limit
+
+
+def default_limit(workers: Iterable[WorkerRecord]) -> int | None:
+    """Half of the memory of the worker that has the least; workers of one device share its memory. None if the memory
+    of no worker is known."""
+    sharing: dict[tuple[str, str], list[int]] = {}
+    for worker in workers:
+        if worker.memory:
+            sharing.setdefault((worker.info.host, worker.info.device), []).append(worker.memory)
+    return min((int(SHARE_OF_COPIES * min(sizes) / len(sizes)) for sizes in sharing.values()), default=None)
+
+
+def copies_to_drop(
+    tables: TensorTables, limit: int, tensor: TensorRecord, spec: ShardingSpec, in_use: Collection[int]
+) -> list[int]:
+    """The least recently used copies to drop, so that no worker holds more than `limit` bytes of copies when it gets a
+    new copy of `tensor` in the layout `spec`. Copies that are `in_use` stay, even if the limit is exceeded."""
+    nbytes = TensorRecord.of(tensor.meta, spec).nbytes
+    if sum(tables.copy_bytes.values()) + nbytes <= limit:
+        return []
+    excess = {
+        worker: sum(held for mesh, held in tables.copy_bytes.items() if worker in mesh) + nbytes - limit
+        for worker in spec.mesh.workers
+    }
+    dropped: list[int] = []
+    for copy, (ident, layout) in tables.copy_order.items():
+        if max(excess.values()) <= 0:
+            break
+        held = [worker for worker in layout.mesh.workers if excess.get(worker, 0) > 0]
+        if held and copy not in in_use:
+            dropped.append(copy)
+            freed = TensorRecord.of(tables.tensors[ident].meta, layout).nbytes
+            excess.update({worker: excess[worker] - freed for worker in layout.mesh.workers if worker in excess})
+    return dropped
+
 
 _NO_BYTES = TensorMeta((0,), (1,), 0, "float32")
 

@@ -24,9 +24,9 @@ from gt.core.messages import (
     Uploaded,
 )
 from gt.core.signatures import Signature
-from gt.dispatcher.errors import Cause, InvalidInstruction, LimitExceeded, NoValue, NoWorkers
-from gt.dispatcher.session_records import SessionRecord
+from gt.dispatcher.instruction_errors import Cause, InvalidInstruction, LimitExceeded, NoValue, NoWorkers
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import SessionRecord
 from gt.sharding.spec import DeviceMesh
 
 log = logging.getLogger("gt.dispatcher")

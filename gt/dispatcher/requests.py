@@ -39,8 +39,8 @@ from gt.core.messages import (
 from gt.core.meta import TensorMeta
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.rejection import lost
-from gt.dispatcher.request_records import PendingRequest, ReadPart, Reply
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import PendingRequest, ReadPart, Reply
 from gt.dispatcher.tensor_records import TensorRecord, mesh_without
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.wire.codec import Buffer

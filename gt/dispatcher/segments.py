@@ -27,7 +27,7 @@ from gt.core.messages import (
     RunSegment,
 )
 from gt.core.segments import SegmentBody, SegmentOp
-from gt.dispatcher.errors import IdInUse, InvalidInstruction, UnknownId
+from gt.dispatcher.instruction_errors import IdInUse, InvalidInstruction, UnknownId
 from gt.dispatcher.message_queue import MessageQueue, ToWorkers
 from gt.dispatcher.op_definitions import CachedPlan, InputLayout, plan_key
 from gt.dispatcher.plan_cache import PlanCache
@@ -43,8 +43,8 @@ from gt.dispatcher.segment_records import (
     SplitVariant,
 )
 from gt.dispatcher.session_limits import fits
-from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import MAX_PLANS, State
+from gt.dispatcher.state_records import SessionRecord
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.rules import is_linear_with
 from gt.sharding.spec import ShardingSpec

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from gt.core.errors import ProtocolError
+from gt.core.errors import OP_NOT_ALLOWED, ProtocolError, RefusalKind
 from gt.core.ids import session_of
 from gt.core.limits import Limits
 from gt.core.message_events import Observer
@@ -26,18 +26,16 @@ from gt.core.messages import (
     Welcome,
     WorkerShutdown,
 )
-from gt.core.program_status import ProgramStatus
-from gt.core.refusal_kinds import OP_NOT_ALLOWED, RefusalKind
+from gt.core.program_view import ProgramStatus
 from gt.dispatcher.client_messages import ClientMessages
 from gt.dispatcher.delivery import Deliver, Delivery
-from gt.dispatcher.departures import Departures
+from gt.dispatcher.departures import MAX_MALFORMED, Departures, PendingConnections
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.handshakes import Greeting, Handshakes, internal_errors_logged
 from gt.dispatcher.message_queue import Outgoing
 from gt.dispatcher.peers import Peer, PeerTable
-from gt.dispatcher.pending_connections import MAX_MALFORMED, PendingConnections
-from gt.dispatcher.program_view import DispatcherView
 from gt.dispatcher.session_leases import SessionLeases
+from gt.dispatcher.status import DispatcherView
 from gt.dispatcher.worker_activity import WorkerActivity
 from gt.version import __version__
 from gt.wire.addresses import is_own_address

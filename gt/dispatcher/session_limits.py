@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from gt.core.ids import session_of
 from gt.core.readable_units import print_bytes
-from gt.dispatcher.errors import LimitExceeded
+from gt.dispatcher.instruction_errors import LimitExceeded
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.dispatcher.tensor_tables import TensorTables
 from gt.sharding.spec import DeviceMesh

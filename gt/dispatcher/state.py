@@ -15,15 +15,24 @@ from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_DISPATCHER_ID, MAX_RESULTS, SESSION_SHIFT, session_of, short_id
 from gt.core.messages import Collective, Failure, WorkerInfo, WorkerJoinStore, can_overlap
 from gt.core.signatures import Signature
-from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoWorkers, UnknownId
+from gt.dispatcher.instruction_errors import IdInUse, InvalidInstruction, NoWorkers, UnknownId
 from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpFacts, OpRecord, PlanKey, SubsetOp
 from gt.dispatcher.planner import TensorMove
-from gt.dispatcher.request_records import PendingRequest
 from gt.dispatcher.segment_records import SegmentKey, SegmentRecord, SegmentSplit
-from gt.dispatcher.session_records import HaltedStep, ModuleNeeds, RunningModule, ScopeRecord, SessionRecord
+from gt.dispatcher.state_records import (
+    LOOPBACK,
+    LOST_LONG_AGO,
+    DeadWorker,
+    HaltedStep,
+    ModuleNeeds,
+    PendingRequest,
+    RunningModule,
+    ScopeRecord,
+    SessionRecord,
+    WorkerRecord,
+)
 from gt.dispatcher.tensor_losses import TensorLosses
 from gt.dispatcher.tensor_records import PublishedTensor, SessionUse
-from gt.dispatcher.worker_records import LOOPBACK, LOST_LONG_AGO, DeadWorker, WorkerRecord
 from gt.sharding.foreach_subsets import ForeachSubset
 from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy

@@ -8,8 +8,8 @@ from gt.core.messages import BeginStep, EndStep, FreeTensors, WorkerAgreeOnStep,
 from gt.dispatcher.gradient_buckets import GradientBuckets, layout_of_gradient
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.redistribution import Redistributor
-from gt.dispatcher.session_records import HaltedStep, SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import HaltedStep, SessionRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.wire.codec import Buffer
 

@@ -35,10 +35,9 @@ from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.core.signatures import Compute, Move, Program, ProgramStep, Signature, Whole
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient
-from gt.sharding.calibration import Calibration
-from gt.sharding.link_costs import step_seconds
+from gt.sharding.calibration import Calibration, step_seconds
 from gt.sharding.op_calls import OpCall
-from gt.sharding.optimizer.op_costs import call_seconds
+from gt.sharding.optimizer.op_strategies import call_seconds
 from gt.sharding.optimizer.recorded_steps import ENTER, GRADIENT, INPUT, LEAVE, OUTPUT, ModuleMark, RecordedSteps
 from gt.sharding.optimizer.step_timeline import StepTimeline
 from gt.sharding.reshard import plan_reshard

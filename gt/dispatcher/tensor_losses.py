@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gt.core.meta import TensorMeta
-from gt.dispatcher.errors import Cause
+from gt.dispatcher.instruction_errors import Cause
 from gt.dispatcher.tensor_records import (
     Losses,
     MissingValue,

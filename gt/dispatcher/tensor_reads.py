@@ -6,13 +6,12 @@ import math
 
 from gt.core.messages import CURRENT, ByteRange, FetchTensor, MoreRoomNeeded, ReadVersions, WorkerFetchTensor
 from gt.core.meta import ITEM_BYTES, TensorMeta
-from gt.dispatcher.errors import InvalidInstruction, NoWorkers
+from gt.dispatcher.instruction_errors import InvalidInstruction, NoWorkers
 from gt.dispatcher.message_queue import MessageQueue
-from gt.dispatcher.request_records import ReadPart
 from gt.dispatcher.requests import Requests
-from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
-from gt.sharding.distinct_parts import TensorPart, parts_to_read
+from gt.dispatcher.state_records import ReadPart, SessionRecord
+from gt.sharding.held_parts import TensorPart, parts_to_read
 from gt.sharding.spec import ShardingSpec, compute_local_shape
 from gt.wire.codec import Buffer
 

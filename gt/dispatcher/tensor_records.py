@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gt.core.meta import ITEM_BYTES, TensorMeta
-from gt.dispatcher.errors import Cause
+from gt.dispatcher.instruction_errors import Cause
 from gt.dispatcher.planner import TensorMove
 from gt.sharding.cost import memory_bytes
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole

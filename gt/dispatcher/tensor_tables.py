@@ -13,7 +13,7 @@ from gt.core.ids import session_of, short_id
 from gt.core.limits import Limits
 from gt.core.messages import VersionSpan
 from gt.core.meta import TensorMeta
-from gt.dispatcher.errors import IdInUse, InvalidInstruction, NoValue, UnknownId
+from gt.dispatcher.instruction_errors import IdInUse, InvalidInstruction, NoValue, UnknownId
 from gt.dispatcher.tensor_records import GradientRecord, MissingValue, PreviousValue, SessionUse, TensorRecord
 from gt.dispatcher.undo_log import UndoLog
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole

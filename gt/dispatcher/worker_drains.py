@@ -19,11 +19,10 @@ from gt.dispatcher.gradient_buckets import GradientBuckets
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.segments import Segments
-from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import DeadWorker, SessionRecord
 from gt.dispatcher.tensor_records import TensorRecord, spec_on
 from gt.dispatcher.transactions import Transactions
-from gt.dispatcher.worker_records import DeadWorker
 from gt.sharding.spec import DeviceMesh
 
 CHECKS = 2  # of processes, before a worker is closed whose tensors were moved: about half a second

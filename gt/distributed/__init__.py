@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed import *  # noqa: F403
 
 from gt.client.creation import distribute, replicate, shard
-from gt.client.layouts import LocalShard, Topology, mesh
-from gt.client.open_meshes import open_mesh
+from gt.client.layouts import LocalShard, Topology, mesh, open_mesh
 from gt.core.errors import nearest
 from gt.distributed.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter, send
 from gt.distributed.interchange import from_device_mesh, from_dtensor, from_shards
@@ -36,9 +35,9 @@ from gt.distributed.mappers import (
 from gt.distributed.matmul import matmul
 from gt.distributed.permutations import axis_index, ppermute
 from gt.distributed.plans import ProductPlan, explain
+from gt.distributed.virtual_grid import VirtualGrid
 from gt.sharding.placements import Partial, Replicate, Shard
 from gt.sharding.spec import DeviceMesh, ShardingSpec
-from gt.sharding.virtual_grid import VirtualGrid
 
 __all__ = [
     "ConcatMesh2dToTensor",

@@ -10,10 +10,10 @@ import torch
 
 from gt.client.creation import distribute
 from gt.client.host_data import tensor_of
+from gt.client.layouts import current_mesh
 from gt.client.layouts import mesh as make_mesh
-from gt.client.memory_formats import strides_without_gaps
-from gt.client.open_meshes import current_mesh
 from gt.client.tensor import Tensor
+from gt.client.torch_strides import strides_without_gaps
 from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta, contiguous_strides, dense_strides
 from gt.core.tracebacks import ends_on_users_line

@@ -8,7 +8,7 @@ import torch
 
 from gt.client.tensor import Tensor
 from gt.client.torch_dispatch import dispatch
-from gt.client.torch_patches.op_interception import is_transformed
+from gt.client.torch_patches.dispatch import is_transformed
 from gt.core.signatures import AlgorithmRequest
 from gt.core.tracebacks import ends_on_users_line
 from gt.distributed.operands import ProductOperand, ProductRequest, request_product

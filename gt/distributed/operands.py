@@ -9,18 +9,17 @@ import torch
 
 from gt.client.creation import layout_of
 from gt.client.geometry import dtype_name
-from gt.client.layouts import require_workers
-from gt.client.open_meshes import current_mesh
+from gt.client.layouts import current_mesh, require_workers
 from gt.client.session_reads import locate_copies
 from gt.client.storage import TensorRef
 from gt.client.tensor import Tensor, to_gt
 from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.signatures import AlgorithmRequest, Input, Move, Signature, ViewStep
+from gt.distributed.product_grids import lay_out_product
 from gt.sharding.lowering import NoRule
 from gt.sharding.op_programs import build_op, mesh_with_most_bytes
 from gt.sharding.placements import Layout, Placements
-from gt.sharding.product_grids import lay_out_product
 from gt.sharding.program_builder import ProgramBuilder, Register
 from gt.sharding.spec import DeviceMesh, ShardingSpec, mesh_of, spec_of
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from gt.client.creation import arange
-from gt.client.open_meshes import current_mesh
+from gt.client.layouts import current_mesh
 from gt.client.tensor import Tensor, to_gt
 from gt.client.torch_dispatch import dispatch
 from gt.core.errors import LayoutError

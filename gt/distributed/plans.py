@@ -18,12 +18,11 @@ from gt.sharding.host_order import host_share
 from gt.sharding.op_calls import OpCall
 from gt.sharding.placements import Placements
 from gt.sharding.program_builder import ProgramBuilder
-from gt.sharding.reshard import plan_reshard
+from gt.sharding.reshard import bytes_by_pair, plan_reshard
 from gt.sharding.rules import entry_of
 from gt.sharding.schedule_programs import choose_schedule, problem_of, sum_rounds
 from gt.sharding.schedules import Schedule, ScheduleCost, ScheduleProblem, find_schedule, schedule_cost
 from gt.sharding.spec import DeviceMesh, ShardingSpec, compute_local_shape, spec_of
-from gt.sharding.step_traffic import bytes_by_pair
 
 OP = "aten.matmul.default"
 

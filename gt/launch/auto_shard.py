@@ -17,8 +17,7 @@ from gt.client import active_session
 from gt.client.compilation.compiled_function import CompiledFunction
 from gt.client.layouts import mesh as make_mesh
 from gt.client.model_layout import check_layouts
-from gt.client.step_objects import find_step_objects
-from gt.client.step_recorder import record_steps, require_known_memory
+from gt.client.step_recorder import find_step_objects, record_steps, require_known_memory
 from gt.core.errors import LayoutError, SessionError, SettingsError
 from gt.core.messages import hosts_of
 from gt.core.settings import read_settings

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from gt.core.environment import load_extra
 from gt.core.errors import ServerLost, SettingsError, WorkerLost, nearest
-from gt.core.extras import load_extra
 from gt.core.settings import BACKENDS, read_settings
 from gt.core.tracebacks import ends_on_users_line
 from gt.launch.clusters import Cluster, ServerPlace, find_server, require_no_session, start_server

@@ -14,7 +14,7 @@ from gt.core.errors import SessionError, WorkerLost
 from gt.core.limits import Limits
 from gt.core.message_events import Observer
 from gt.core.messages import Answer, Instruction, Welcome
-from gt.core.program_status import ProgramStatus
+from gt.core.program_view import ProgramStatus
 from gt.core.progress import ProgressDisplay
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing
@@ -25,7 +25,7 @@ from gt.wire.client_channel import CLOSED, Received, Upload
 from gt.wire.codec import Payload
 from gt.wire.long_waits import LongWait
 from gt.wire.payloads import CopyBytes, Payloads
-from gt.wire.wakeups import MessageWait
+from gt.wire.sockets import MessageWait
 
 
 class HostedDispatcherChannel:

@@ -14,11 +14,11 @@ from gt.core.errors import SessionError
 from gt.core.limits import Limits
 from gt.core.message_events import Observer
 from gt.core.messages import ByteRange, Command, Instruction, Report, RunOp, Welcome
-from gt.core.program_status import ProgramStatus
+from gt.core.program_view import ProgramStatus
 from gt.core.settings import CompileSettings
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
-from gt.dispatcher.program_view import DispatcherView
+from gt.dispatcher.status import DispatcherView
 from gt.version import __version__
 from gt.wire.client_channel import CLOSED, Received, Upload, as_buffer
 from gt.wire.codec import Buffer

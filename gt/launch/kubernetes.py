@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 import msgspec
 import yaml
 
+from gt.core.environment import SAFE_PATH
 from gt.core.errors import GTError, SettingsError
-from gt.core.interpreter import SAFE_PATH
 from gt.launch.worker_commands import launch_environment, server_command, worker_command
-from gt.wire.cluster_keys import AUTHORIZED, CLIENT_FILE, SERVER_FILE, AuthorizedKey, new_client_key, new_server_key
+from gt.wire.server_keys import AUTHORIZED, CLIENT_FILE, SERVER_FILE, AuthorizedKey, new_client_key, new_server_key
 
 Manifest: TypeAlias = dict[str, Any]
 PORT = 12345

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
+from gt.core.environment import import_environment
 from gt.core.errors import SettingsError
-from gt.core.interpreter import import_environment
 from gt.launch.node_keys import write_node_keys
 from gt.launch.worker_commands import launch_environment
 from gt.wire import shared_memory

@@ -17,9 +17,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from gt.core.cpus import usable_cpus
+from gt.core.environment import PYTHON, import_environment, usable_cpus
 from gt.core.errors import SettingsError, WorkerLost
-from gt.core.interpreter import PYTHON, import_environment
 from gt.core.settings import Settings
 from gt.launch.worker_commands import MEMORY_SETTINGS
 from gt.wire import shared_memory

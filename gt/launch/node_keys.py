@@ -12,17 +12,17 @@ from pathlib import Path
 import msgspec
 
 from gt.core.errors import SettingsError
-from gt.wire.cluster_keys import (
+from gt.wire.private_files import write_private
+from gt.wire.server_keys import (
     CLIENT_FILE,
     SERVER_FILE,
     ClientKey,
     ServerKey,
     authorize,
+    find_keys,
     make_client_key,
     make_server_key,
 )
-from gt.wire.private_files import write_private
-from gt.wire.server_keys import find_keys
 
 _NAME = "launched"
 

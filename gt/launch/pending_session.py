@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from gt.client.host_data import copy_bytes
 from gt.client.session import Session
-from gt.client.torch_patches.avoid_dynamo_import import import_shape_functions
+from gt.client.torch_patches.avoided_imports import import_shape_functions
 from gt.core.settings import Settings
 from gt.launch.hosted_dispatcher_channel import HostedDispatcherChannel
 from gt.launch.local_processes import LocalProcesses

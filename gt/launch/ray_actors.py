@@ -10,7 +10,7 @@ import time
 
 import msgspec
 
-from gt.core.extras import load_extra
+from gt.core.environment import load_extra
 from gt.launch.launched_process import GRACE_SECONDS, LaunchedProcess
 
 _RETRY_SECONDS = 0.1

@@ -39,11 +39,11 @@ from gt.core.messages import (
     WorkerReportProgress,
     WorkerStats,
 )
-from gt.core.program_status import ProgramStatus
+from gt.core.program_view import ProgramStatus
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient
-from gt.dispatcher.session_records import SessionRecord
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import SessionRecord
 from gt.dispatcher.status import read_status
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.spec import DeviceMesh

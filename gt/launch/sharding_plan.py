@@ -15,7 +15,7 @@ import torch
 
 from gt.client.model_layout import apply_model_config, check_layouts
 from gt.client.parameter_layouts import lay_out_state
-from gt.client.step_objects import StepObjects
+from gt.client.step_recorder import StepObjects
 from gt.core.errors import SignalError, nearest
 from gt.core.output_files import open_text
 from gt.core.readable_units import print_bytes
@@ -30,7 +30,7 @@ from gt.sharding.optimizer.recorded_program import Boundary, RecordedProgram
 from gt.sharding.optimizer.recorded_steps import INPUT, OUTPUT, RecordedSteps
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.config import AxesPerDim, Config, ModelConfig, OutputEntry, ParameterEntry
-from gt.signals.config_text import dims_text, model_text
+from gt.signals.document import dims_text, model_text
 from gt.signals.parser import read_config
 from gt.signals.registry import registry
 from gt.signals.resolution import resolve_activation, resolve_spec

@@ -21,13 +21,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from gt.core.environment import SAFE_PATH
 from gt.core.errors import GTError, SettingsError
-from gt.core.interpreter import SAFE_PATH
 from gt.core.settings import read_settings
 from gt.launch.worker_commands import launch_environment, server_command, worker_command
 from gt.wire.addresses import LOOPBACK, NotResolved, interface_address, is_loopback, reaching_address, resolve
-from gt.wire.cluster_keys import CLIENT_FILE, make_client_key, make_server_key, write_client_key
 from gt.wire.private_files import require_private
+from gt.wire.server_keys import CLIENT_FILE, make_client_key, make_server_key, write_client_key
 
 _START_SECONDS = 60.0  # for the server to listen
 _LOSS_SECONDS = 30.0  # that a program may go on after the end of all workers

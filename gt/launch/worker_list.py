@@ -6,8 +6,8 @@ import msgspec
 
 from gt.client import active_session
 from gt.client.session_reads import read_workers
+from gt.core.peer_lists import WorkerList
 from gt.core.tracebacks import ends_on_users_line
-from gt.core.worker_list import WorkerList
 from gt.wire.process_identity import host_name
 
 

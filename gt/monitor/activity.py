@@ -7,7 +7,7 @@ from collections import Counter, deque
 
 import msgspec
 
-from gt.core.program_status import ProgramStatus, SessionState, WorkerState
+from gt.core.program_view import ProgramStatus, SessionState, WorkerState
 
 REMEMBERED = 256  # samples that the mix of ops is made of
 

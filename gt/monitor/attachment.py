@@ -21,8 +21,7 @@ from gt.monitor.monitor_protocol import (
     send_record,
 )
 from gt.wire.addresses import NotResolved, is_own_address, resolve
-from gt.wire.monitor_directory import monitor_directory, remove_socket
-from gt.wire.private_directories import is_private
+from gt.wire.private_files import is_private, monitor_directory, remove_socket
 
 CONNECT_SECONDS = 5.0
 _SOCKET_NAME = re.compile(r"([0-9]+)-([0-9]+)-[0-9a-f]+\.sock")

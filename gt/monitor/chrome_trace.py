@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 from gt.core.ids import short_id
 from gt.core.message_events import BatchPlanned, OpIssued, WorkerRan, WorkerSampled
 from gt.core.messages import Ran
-from gt.monitor.met_exchanges import MetExchange, met_exchanges
 from gt.monitor.records import MessageSeen, Record
+from gt.monitor.trace_log import MetExchange, met_exchanges
 
 Entry: TypeAlias = dict[str, Any]
 """One entry of a trace, as the format has it."""

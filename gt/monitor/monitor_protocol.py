@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from gt.core.errors import ProtocolError
-from gt.core.program_status import ProgramStatus
+from gt.core.program_view import ProgramStatus
 from gt.monitor.records import Record
 
 MAX_REQUEST = 1 << 12  # bytes

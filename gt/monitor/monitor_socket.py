@@ -17,7 +17,7 @@ from itertools import islice
 
 from gt.core.errors import GTError
 from gt.core.message_events import Captures
-from gt.core.program_status import ProgramStatus
+from gt.core.program_view import ProgramStatus
 from gt.monitor.monitor_protocol import (
     RECORDS_AT_ONCE,
     Refusal,
@@ -31,8 +31,7 @@ from gt.monitor.monitor_protocol import (
     send_record,
 )
 from gt.monitor.records import Record, records_of
-from gt.wire.monitor_directory import monitor_directory, remove_socket
-from gt.wire.private_directories import make_private
+from gt.wire.private_files import make_private, monitor_directory, remove_socket
 
 log = logging.getLogger("gt.monitor")
 MAX_TOOLS = 8  # that are attached at the same time

@@ -11,8 +11,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from gt.core.environment import load_extra
 from gt.core.errors import SettingsError
-from gt.core.extras import load_extra
 from gt.core.output_files import open_binary, open_text
 from gt.core.readable_units import print_bytes
 from gt.sharding.held_parts import COLUMNS, HeldPart, parts_html

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gt.core.readable_units import count, print_bytes, print_seconds, short_site
-from gt.monitor.timeline_model import Exchanged, Timeline, Work
+from gt.monitor.timeline_model import TRANSFER, Exchanged, Timeline, Work
+from gt.sharding.op_kinds import CONTRACTION, CREATION_OP, MOVEMENT, OPTIMIZER, OTHER, POINTWISE_OP, REDUCTION_OP
 
 EXCHANGE, WAIT, IDLE = "exchange", "wait", "idle"  # kinds of segments, besides those of ops
 NO_LINE = "no line"  # of the program: for what GT does by itself
@@ -109,3 +110,33 @@ def kinds_of_exchanges(timeline: Timeline) -> dict[str, tuple[int, int]]:
         number, nbytes = found.get(exchange[0].kind, (0, 0))
         found[exchange[0].kind] = (number + 1, nbytes + sum([part.nbytes for part in exchange]))
     return dict(sorted(found.items(), key=lambda item: -item[1][1]))
+
+
+COLORS = {
+    CONTRACTION: "#3b6fb6",
+    POINTWISE_OP: "#5aa469",
+    REDUCTION_OP: "#3fb8af",
+    MOVEMENT: "#a58a6f",
+    CREATION_OP: "#e3c34a",
+    OPTIMIZER: "#8e6bbf",
+    OTHER: "#9aa3ad",
+    TRANSFER: "#2f4858",
+    EXCHANGE: "#f0642d",
+    WAIT: "#fbd5c6",
+    IDLE: "#eef1f4",
+}
+MEANINGS = {
+    CONTRACTION: "products, convolutions",
+    POINTWISE_OP: "pointwise",
+    REDUCTION_OP: "reductions, norms",
+    MOVEMENT: "local moves, views",
+    CREATION_OP: "creation, random",
+    OPTIMIZER: "optimizer lists",
+    OTHER: "other",
+    TRANSFER: "to and from the program",
+    EXCHANGE: "exchange with workers",
+    WAIT: "waits for a worker",
+    IDLE: "idle",
+}
+STRIPES = "#e0805c"
+READS = "#c9d1d9"

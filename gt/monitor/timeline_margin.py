@@ -7,8 +7,17 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from gt.core.readable_units import count, print_bytes, print_seconds, short_site
-from gt.monitor.timeline_colors import COLORS, MEANINGS, READS, STRIPES
-from gt.monitor.timeline_lanes import WAIT, kinds_of_exchanges, lines_of_program, ops_of_lines, waits_of_lines
+from gt.monitor.timeline_lanes import (
+    COLORS,
+    MEANINGS,
+    READS,
+    STRIPES,
+    WAIT,
+    kinds_of_exchanges,
+    lines_of_program,
+    ops_of_lines,
+    waits_of_lines,
+)
 from gt.monitor.timeline_model import Timeline
 from gt.monitor.timeline_shapes import PALE, Box, Label, Shape, fitting, text_width
 

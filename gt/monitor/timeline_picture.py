@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gt.core.environment import load_extra
 from gt.core.errors import SettingsError
-from gt.core.extras import load_extra
 from gt.core.output_files import open_binary
 from gt.monitor.timeline_shapes import Box, Label, Line, Scene, Shape
 

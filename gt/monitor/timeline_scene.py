@@ -8,10 +8,13 @@ from itertools import groupby
 from typing import NamedTuple
 
 from gt.core.readable_units import count, print_bytes, print_seconds, short_site, ticks
-from gt.monitor.timeline_colors import COLORS, MEANINGS, READS, STRIPES
 from gt.monitor.timeline_lanes import (
+    COLORS,
     EXCHANGE,
     IDLE,
+    MEANINGS,
+    READS,
+    STRIPES,
     WAIT,
     Segment,
     describe_short,

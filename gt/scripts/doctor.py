@@ -24,7 +24,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import gt
-from gt.core.cpus import usable_cpus
+from gt.core.environment import usable_cpus
 from gt.core.errors import GTError
 from gt.core.readable_units import print_bytes
 from gt.core.settings import read_settings
@@ -33,8 +33,7 @@ from gt.scripts.command_line import run_tool
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.file_descriptors import open_files_limit
-from gt.wire.monitor_directory import monitor_directory
-from gt.wire.private_directories import is_private
+from gt.wire.private_files import is_private, monitor_directory
 from gt.wire.server_keys import keys_directory
 
 GOOD, WARNING, BAD = "good", "warning", "bad"

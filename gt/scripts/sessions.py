@@ -11,7 +11,7 @@ import msgspec
 from gt.core.errors import ProtocolError, ServerLost
 from gt.core.ids import SESSION_SHIFT
 from gt.core.messages import EndSession, Goodbye, ReadSessions, Refused, Rejected, SessionsRead
-from gt.core.session_list import SessionList
+from gt.core.peer_lists import SessionList
 from gt.core.settings import Settings, parse_address, read_settings
 from gt.core.signatures import as_text
 from gt.scripts.command_line import run_tool

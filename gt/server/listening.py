@@ -11,10 +11,17 @@ import zmq
 
 from gt.core.errors import SettingsError
 from gt.wire.addresses import ANY, is_loopback, public_addresses, resolve
-from gt.wire.cluster_keys import SERVER_FILE, read_authorized, read_server_key
 from gt.wire.private_files import is_read_only
 from gt.wire.process_identity import host_name
-from gt.wire.server_keys import MemberKeys, ServerKeys, keys_directory, make_keys
+from gt.wire.server_keys import (
+    SERVER_FILE,
+    MemberKeys,
+    ServerKeys,
+    keys_directory,
+    make_keys,
+    read_authorized,
+    read_server_key,
+)
 
 
 class Listening(NamedTuple):

@@ -2,14 +2,56 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gt.core.html_tables import html_table
 from gt.core.readable_units import print_bytes
-from gt.sharding.boxes import Box, Shape
+from gt.core.tables import html_table
+from gt.sharding.boxes import Box, Shape, box_elements
+from gt.sharding.hop_traffic import shard_indices, worker_boxes
 from gt.sharding.spec import ShardingSpec, local_box
+
+# Client and dispatcher derive the same parts in the same order from the layout, so their messages need not describe
+# them.
+
+
+class TensorPart(NamedTuple):
+    """A box of a tensor, and the workers that hold it, in the order of the mesh. Of a partial tensor, workers with the
+    same `addend` hold one of the values that are reduced, in the order of these numbers."""
+
+    box: Box
+    addend: int
+    workers: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return box_elements(self.box)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def distinct_parts(spec: ShardingSpec, shape: Shape) -> tuple[TensorPart, ...]:
+    """Every part once, empty ones included: by addend, then in the order of the mesh."""
+    boxes = worker_boxes(spec, shape)
+    addends = shard_indices(spec.mesh, spec.partial).tolist()
+    edges = zip(boxes.starts.T.tolist(), boxes.stops.T.tolist(), strict=True)
+    holders: dict[tuple[int, Box], list[int]] = {}
+    for worker, addend, (starts, stops) in zip(spec.mesh.workers, addends, edges, strict=True):
+        holders.setdefault((addend, tuple(zip(starts, stops, strict=True))), []).append(worker)
+    return tuple([TensorPart(box, addend, tuple(holders[addend, box])) for addend, box in sorted(holders, key=_addend)])
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def parts_to_read(spec: ShardingSpec, shape: Shape) -> tuple[TensorPart, ...]:
+    """The parts that make up the value. Of a tensor without elements, one empty part: it may have failed."""
+    parts = distinct_parts(spec, shape)
+    return tuple([part for part in parts if part.elements]) or parts[:1]
+
+
+def _addend(key: tuple[int, Box]) -> int:
+    return key[0]
+
 
 # Backgrounds on which black text is readable; parts beyond them begin again.
 COLOURS = ("#a6cee3", "#b2df8a", "#fdbf6f", "#fb9a99", "#cab2d6", "#ffff99", "#8dd3c7", "#fccde5", "#d9d9d9", "#ccebc5")

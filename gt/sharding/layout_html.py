@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from gt.core.html_tables import html_table, html_text
+from gt.core.tables import html_table, html_text
 
 if TYPE_CHECKING:
     from gt.sharding.spec import DeviceMesh, ShardingSpec

@@ -16,12 +16,14 @@ Between two workers at most one box travels in a step, in each direction.
 from __future__ import annotations
 
 import functools
+import math
+from collections import Counter
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from gt.sharding.boxes import Box, Cuts, Shape, box_shape, intersect
+from gt.sharding.boxes import Box, Cuts, Shape, balanced_cuts, box_elements, box_shape, intersect
 from gt.sharding.hop_traffic import (
     IntArray,
     WorkerBoxes,
@@ -35,7 +37,7 @@ from gt.sharding.hop_traffic import (
     worker_boxes,
 )
 from gt.sharding.routes import IDEMPOTENT, cheapest_route
-from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec, local_box
+from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec, compute_local_shape, local_box
 
 
 class ReshardStep(NamedTuple):
@@ -279,3 +281,27 @@ def _parts(held: WorkerBoxes, at: IntArray, box: Box) -> list[tuple[int, Box]]:
     edges = np.stack([starts[:, full], stops[:, full]], axis=2).transpose(1, 0, 2)  # (parts, dims, 2)
     found = [tuple(map(tuple, part)) for part in edges.tolist()]
     return list(zip(at[full].tolist(), found, strict=True))
+
+
+def bytes_by_pair(step: ReshardStep, shape: Shape, itemsize: int) -> Counter[tuple[int, int]]:
+    """Bytes by (sender, receiver)."""
+    found: Counter[tuple[int, int]] = Counter()
+    for worker in step.target.mesh.workers:
+        received = _reduced_with(step, shape, worker) if step.kind == "all-reduce" else _pulled(step, shape, worker)
+        for peer, elements in received.items():
+            if peer != worker and elements:
+                found[peer, worker] += elements * itemsize
+    return found
+
+
+def _pulled(step: ReshardStep, shape: Shape, worker: int) -> dict[int, int]:
+    return {peer: box_elements(box) for peer, box in pulls(step, shape, worker)}
+
+
+def _reduced_with(step: ReshardStep, shape: Shape, worker: int) -> dict[int, int]:
+    """Of each member of a group, its addend of the slice that this worker reduces, and the slice that it reduced."""
+    members = exchange_group(step, worker)
+    elements = math.prod(compute_local_shape(step.source, shape, worker))
+    lengths = [stop - start for start, stop in balanced_cuts(elements, (len(members),))]
+    own = lengths[members.index(worker)]
+    return {member: own + length for member, length in zip(members, lengths, strict=True)}

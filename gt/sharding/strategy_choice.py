@@ -15,12 +15,11 @@ from typing import NamedTuple
 from gt.core.errors import SettingsError
 from gt.core.settings import read_settings
 from gt.sharding.boxes import Shape
-from gt.sharding.calibration import Calibration, stored_calibration
+from gt.sharding.calibration import Calibration, stored_calibration, transfer_seconds
 from gt.sharding.constraints import Constraint
 from gt.sharding.cost import memory_bytes, reshard_bytes
 from gt.sharding.factors import OpShardingRule
 from gt.sharding.host_order import host_share
-from gt.sharding.link_costs import transfer_seconds
 from gt.sharding.reshard import plan_reshard
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.sharding.strategies import OpOperand, OpResult, OpStrategy, axes_in_use, strategies_of

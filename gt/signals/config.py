@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from gt.core.errors import SignalError
-from gt.core.html_tables import html_table
+from gt.core.tables import html_table
 from gt.core.tracebacks import ends_on_users_line
 from gt.signals.checks import (
     ALL,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gt.core.program_status import WorkerState
+from gt.core.program_view import WorkerState
 from gt.monitor.timeline_lanes import EXCHANGE, IDLE, WAIT
 from gt.sharding.op_kinds import op_kind
 

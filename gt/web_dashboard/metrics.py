@@ -9,9 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gt.core.program_status import SessionState, WorkerState
-from gt.core.program_view import ProgramView
-from gt.core.refusal_kinds import MEANINGS
+from gt.core.errors import MEANINGS
+from gt.core.program_view import ProgramView, SessionState, WorkerState
 from gt.core.worker_progress import STATE_NAMES
 
 _NANOSECOND = 1e-9

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gt.core.extras import load_extra
+from gt.core.environment import load_extra
 from gt.core.program_view import ProgramView
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ import zmq
 from zmq.utils import z85
 
 from gt.core.errors import SettingsError
-from gt.wire.cluster_keys import AUTHORIZED, read_authorized
 from gt.wire.refusals import Refusals
-from gt.wire.server_keys import ServerKeys
+from gt.wire.server_keys import AUTHORIZED, ServerKeys, read_authorized
 
 log = logging.getLogger("gt.wire")
 _ENDPOINT = "inproc://zeromq.zap.01"

@@ -16,10 +16,9 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from gt.core.errors import ProtocolError
+from gt.core.errors import ProtocolError, RefusalKind
 from gt.core.message_fields import PAYLOAD_RECORDS, byte_ranges_of
 from gt.core.messages import COUNTED_BYTES, MAX_BATCH, PROTOCOL, TensorRead
-from gt.core.refusal_kinds import RefusalKind
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Bytes of a tensor in one piece."""

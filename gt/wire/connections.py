@@ -32,8 +32,7 @@ from gt.wire.file_descriptors import (
 from gt.wire.refusals import Refusals
 from gt.wire.server_keys import MemberKeys, ServerKeys, find_keys
 from gt.wire.sockets import Sender, SentFrame, has_message, open_socket, receive, receive_from, send
-from gt.wire.tcp_watch import TcpWatch
-from gt.wire.wire_bytes import WireBytes, memory_of_machine
+from gt.wire.tcp_watch import TcpWatch, WireBytes, memory_of_machine
 
 MAX_QUEUED = 1 << 16  # messages that a server queues for each peer, and from each peer
 _SILENT_SHARE = 0.9

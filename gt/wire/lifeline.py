@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
@@ -11,7 +12,25 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gt.wire import shared_memory
-from gt.wire.monitor_directory import remove_sockets_of
+from gt.wire.private_files import remove_sockets_of
+
+# Other systems do neither.
+
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # see prctl(2)
+
+
+def signal_at_parent_end(number: signal.Signals) -> None:
+    """Ask for a signal to this process whenever its parent ends, or the process that becomes its parent then."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of processes that its children, or theirs, have started and leave behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
 
 LIMIT_SECONDS = 5
 _PROCESSES = "processes"

@@ -10,12 +10,46 @@ import contextlib
 import os
 import secrets
 import stat
+import tempfile
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from gt.core.errors import SettingsError
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory that only this user can enter. Raises PermissionError for one that somebody else has made."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if not is_private(directory):
+        raise PermissionError(f"{directory} is not a private directory of this user")
+
+
+def is_private(directory: Path) -> bool:
+    """Whether this user, and nobody else, can enter an existing directory."""
+    found = directory.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700
+
+
+def monitor_directory() -> Path:
+    """Raises FileNotFoundError if there is no directory for temporary files."""
+    return Path(tempfile.gettempdir()) / f"gt-monitor-{os.getuid()}"
+
+
+def remove_socket(pattern: str) -> None:
+    """Remove the monitor sockets with names of a pattern, and the directory if it is empty then."""
+    with contextlib.suppress(OSError):
+        directory = monitor_directory()
+        for path in directory.glob(pattern):
+            path.unlink(missing_ok=True)
+        directory.rmdir()
+
+
+def remove_sockets_of(pid: int) -> None:
+    """Remove the monitor socket of a process that has ended."""
+    remove_socket(f"{pid}-*.sock")
+
 
 MAX_BYTES = 1 << 16
 _ELSEWHERE = "set GT_KEYS to a directory of your own"

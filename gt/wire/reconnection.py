@@ -14,7 +14,7 @@ from gt.core.messages import Refused, Resume, Resumed, SessionEnded, Welcome
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode
 from gt.wire.connections import Link, NoConnection, open_link
-from gt.wire.server_process import ServerProcess
+from gt.wire.process_identity import ServerProcess
 
 log = logging.getLogger("gt.wire")
 

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import Counter, OrderedDict
 
-from gt.core.refusal_kinds import RefusalKind
+from gt.core.errors import RefusalKind
 
 log = logging.getLogger("gt.dispatcher")
 _REMEMBERED = 1024  # peers; of an older one, the next refusal is logged again

@@ -31,17 +31,15 @@ from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.addresses import LOOPBACK
 from gt.wire.client_channel import CLOSED, Received, Upload
-from gt.wire.cluster_keys import CLIENT_FILE
 from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, counted_bytes, encode, read_bytes
 from gt.wire.connections import Link, NoConnection, open_link
 from gt.wire.long_waits import LongWait
 from gt.wire.message_stream import MessageGap, MessageStream
 from gt.wire.payloads import CopyBytes, Payloads
-from gt.wire.process_identity import host_name, program_name, this_host
+from gt.wire.process_identity import ServerProcess, host_name, program_name, this_host
 from gt.wire.reconnection import Reconnection
-from gt.wire.server_process import ServerProcess
-from gt.wire.sockets import SentFrame
-from gt.wire.wakeups import MessageWait
+from gt.wire.server_keys import CLIENT_FILE
+from gt.wire.sockets import MessageWait, SentFrame
 
 log = logging.getLogger("gt.wire")
 

@@ -15,8 +15,8 @@ import select
 import stat
 from typing import TextIO
 
-from gt.core.log_tables import CALLS, CODE, COMMANDS, PLANS
 from gt.core.settings import Settings
+from gt.core.tables import CALLS, CODE, COMMANDS, PLANS
 
 VISIBLE_LOGGERS = (
     "gt.client",

@@ -17,9 +17,8 @@ from gt.wire.addresses import NotResolved, interface_address, is_loopback, resol
 from gt.wire.lifeline import clear_up, end_with_parent
 from gt.wire.stderr_logging import configure_logging
 from gt.worker.process import WorkerProcess
-from gt.worker.slurm_tasks import read_tasks, share_cpus
+from gt.worker.task_ranks import JoinTurn, choose_device, choose_threads, read_ranks, read_tasks, share_cpus
 from gt.worker.termination import end_on_sigterm
-from gt.worker.torchrun import JoinTurn, choose_device, choose_threads, read_ranks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

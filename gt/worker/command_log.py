@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gt.core.log_tables import COMMANDS, Column, LogTable
 from gt.core.message_fields import id_fields
 from gt.core.messages import (
     Command,
@@ -18,6 +17,7 @@ from gt.core.messages import (
     WorkerDefineProgram,
 )
 from gt.core.readable_units import count, print_bytes, print_tensors, short_op
+from gt.core.tables import COMMANDS, Column, LogTable
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.failed_value import FailedValue
 from gt.worker.timeline_recorder import TIMELINE_NAMES, DescribeOps, TimedCommand

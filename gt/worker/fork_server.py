@@ -23,8 +23,7 @@ from typing import NoReturn
 import msgspec
 import torch
 
-from gt.wire.lifeline import clear_up, note_processes
-from gt.wire.parent_ends import adopt_orphans, signal_at_parent_end
+from gt.wire.lifeline import adopt_orphans, clear_up, note_processes, signal_at_parent_end
 from gt.wire.worker_status import GRACE_SECONDS, WorkerStatus
 from gt.worker.__main__ import main as run_worker
 

@@ -35,8 +35,7 @@ from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import EarlyTasks, Exchanging, MoveResult, MoveTask, Work, run_exchanges
 from gt.worker.exchange.prefetch import ReceivePrefetch
 from gt.worker.exchange.traffic import TrafficCount
-from gt.worker.failed_value import FailedValue
-from gt.worker.failure_records import make_failure, missing_output
+from gt.worker.failed_value import FailedValue, make_failure, missing_output
 from gt.worker.memory_guard import MemoryGuard
 from gt.worker.optimizer_steps import OptimizerSteps
 from gt.worker.overlapped_exchanges import BegunExchange, OverlappedExchanges

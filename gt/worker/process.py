@@ -34,19 +34,17 @@ from gt.core.settings import Settings
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.addresses import LOOPBACK, NotResolved, reaching_address, resolve
-from gt.wire.cluster_keys import CLIENT_FILE
 from gt.wire.codec import Buffer, Decoder, Frame, encode, encode_batches, join
 from gt.wire.connections import Link, NoConnection, open_link
 from gt.wire.process_identity import host_name, is_running, start_mark, this_host
-from gt.wire.server_keys import keys_directory
+from gt.wire.server_keys import CLIENT_FILE, keys_directory
 from gt.worker.activity_reports import ActivityReports
 from gt.worker.compilation.private_directory import shared_directory
 from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.engines import make_engine
 from gt.worker.exchange import Exchange, ProcessExchange, shares_memory
 from gt.worker.executor import Executor, ReportAndBytes
-from gt.worker.parked_threads import ParkedThreads
-from gt.worker.session_watch import Abandoned, SessionWatch
+from gt.worker.session_watch import Abandoned, ParkedThreads, SessionWatch
 from gt.worker.tensor_transfers import WriteBytes
 
 log = logging.getLogger("gt.worker")

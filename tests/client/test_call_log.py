@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gt
-from gt.core.log_tables import CALLS, WIDTH
+from gt.core.tables import CALLS, WIDTH
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import threading
 
-from gt.client.command_recordings import CommandRecordings
+from gt.client.recordings import CommandRecordings
 from gt.core.messages import TimelineRead
 
 SECONDS = 20

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from gt.client.memory_formats import suggested_format
+from gt.client.torch_strides import suggested_format
 from tests.client.test_kernel_strides import inferred_results
 from tests.slow_parameters import some_of
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from gt.client.kernel_strides import run_shape_function
 from gt.client.op_schema import OpSchema
 from gt.client.shape_function_overrides import SHAPE_FUNCTIONS
-from gt.client.torch_patches.op_registry import OpOverload
+from gt.client.torch_patches.dispatch import OpOverload
 from tests.conformance.formats import FORMATS, FormattedSide, applies_to, can_have, shrink
 from tests.conformance.opdb import ops_by_name
 from tests.conformance.sides import PlainSide

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import gt
 from gt.client import active_session
 from gt.client.geometry import geometry_of
-from gt.client.part_assembly import assemble, write_parts
-from gt.sharding.distinct_parts import distinct_parts, parts_to_read
+from gt.client.transfers import assemble, write_parts
+from gt.sharding.held_parts import distinct_parts, parts_to_read
 from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_spec
 from gt.worker.failed_value import FailedValue

@@ -6,7 +6,7 @@ import torch
 import gt
 from gt.client import active_session
 from gt.client.cached_calls import QueryCall
-from gt.client.refused_dtypes import REFUSED_DTYPES, TORCH_VERSION
+from gt.client.kernel_checks import REFUSED_DTYPES, TORCH_VERSION
 from tests.conformance.kernel_dtypes import refused_dtypes
 
 

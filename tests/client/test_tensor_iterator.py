@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gt.client.shape_rules.views import view_strides
-from gt.client.tensor_iterator import broadcast, iterated_strides
+from gt.client.torch_strides import broadcast, iterated_strides
 
 SIZES = st.sampled_from([1, 1, 2, 3])
 KERNELS = {1: torch.neg, 2: torch.mul, 3: torch.addcmul}

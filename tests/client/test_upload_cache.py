@@ -2,7 +2,7 @@
 
 import torch
 
-from gt.client.upload_cache import UploadCache
+from gt.client.transfers import UploadCache
 
 
 def test_equal_tensors_are_uploaded_once():

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gt import keys
-from gt.wire.cluster_keys import CLIENT_FILE
+from gt.wire.server_keys import CLIENT_FILE
 from tests.hosts import Host, HostProgram, hosts, require_hosts
 from tests.subprocesses import finish, running
 

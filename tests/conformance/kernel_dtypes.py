@@ -1,6 +1,6 @@
-"""The dtypes that torch's CPU kernels refuse and its shape functions accept: makes `gt/client/refused_dtypes.py`.
+"""The dtypes that torch's CPU kernels refuse and its shape functions accept: makes `gt/client/kernel_checks.py`.
 
-    python -m tests.conformance.kernel_dtypes > gt/client/refused_dtypes.py
+    python -m tests.conformance.kernel_dtypes > gt/client/kernel_checks.py
 
 The ops that torch's database of ops calls are called again, with their floating-point operands in other dtypes. A dtype
 is refused by an op if all calls raise.

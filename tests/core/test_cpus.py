@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gt.core.cpus import usable_cpus
+from gt.core.environment import usable_cpus
 
 HERE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 

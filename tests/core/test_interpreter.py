@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gt.core.interpreter import PYTHON, import_environment
+from gt.core.environment import PYTHON, import_environment
 from tests.subprocesses import ROOT
 
 STARTS = re.compile(r'sys\.executable|"-[cm]"')
@@ -61,10 +61,10 @@ def test_imports_are_those_of_the_program(monkeypatch, tmp_path):
 
 
 def test_all_interpreters_that_gt_starts_are_known():
-    """A new one takes PYTHON or SAFE_PATH of gt/core/interpreter.py."""
+    """A new one takes PYTHON or SAFE_PATH of gt/core/environment.py."""
     files = [path for path in (ROOT / "gt").rglob("*.py") if STARTS.search(path.read_text())]
     assert sorted(str(path.relative_to(ROOT / "gt")) for path in files) == [
-        "core/interpreter.py",
+        "core/environment.py",
         "launch/kubernetes.py",  # in containers, with SAFE_PATH
         "launch/local_processes.py",
         "launch/slurm.py",  # -P, and the program itself

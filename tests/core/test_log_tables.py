@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from gt.core.log_tables import HEADER_EVERY, Column, LogTable, align, shorten
+from gt.core.tables import HEADER_EVERY, Column, LogTable, align, shorten
 
 COLUMNS = (Column("op", 6), Column("bytes", 7, is_number=True), Column("line", 10, keeps_end=True))
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gt.core.errors import GTError, SettingsError, nearest
-from gt.core.log_tables import CALLS, CODE, COMMANDS, PLANS
 from gt.core.settings import Settings, check_host, parse_address, read_settings
+from gt.core.tables import CALLS, CODE, COMMANDS, PLANS
 from gt.wire.stderr_logging import configure_logging
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gt
-from gt.dispatcher import recent_messages
+from gt.dispatcher import tensor_stories
 
 HERE = Path(__file__)
 
@@ -76,7 +76,7 @@ def test_ops_of_segments_are_told_one_by_one(anywhere):
 
 
 def test_old_events_are_cut_off_and_the_story_says_so(embedded, monkeypatch):
-    monkeypatch.setattr(recent_messages, "KEPT", 20)
+    monkeypatch.setattr(tensor_stories, "KEPT", 20)
     x = gt.ones(3)
     for size in range(40):
         gt.ones(size).sum().item()

@@ -3,8 +3,8 @@
 import pytest
 
 from gt.core.messages import BeginStep, WorkerInfo
-from gt.dispatcher.copy_limit import default_limit
-from gt.dispatcher.worker_records import WorkerRecord
+from gt.dispatcher.redistribution import default_limit
+from gt.dispatcher.state_records import WorkerRecord
 from tests.dispatcher_harness import (
     OP,
     OP2,

@@ -4,7 +4,7 @@ import pytest
 
 from gt.core.messages import DefineSite, Failure, OpFailed
 from gt.dispatcher.failure_log import KEPT, FailureLog
-from gt.dispatcher.session_records import SessionRecord
+from gt.dispatcher.state_records import SessionRecord
 from tests.dispatcher_harness import A, harness_with
 
 

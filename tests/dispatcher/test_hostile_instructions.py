@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS, session_of
+from gt.core.message_fields import require_ownership
 from gt.core.messages import (
     BeginModule,
     BeginStep,
@@ -60,7 +61,6 @@ from gt.core.signatures import MeshRecord, PolicyRecord, SpecRecord
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.invariants import check_invariants
 from gt.dispatcher.message_queue import ToClient, ToWorkers
-from gt.dispatcher.ownership import require_ownership
 from tests.dispatcher_harness import (
     OP,
     REQUEST,

@@ -8,10 +8,10 @@ import pytest
 import gt
 from gt.core.messages import LostLine
 from gt.core.meta import TensorMeta
-from gt.dispatcher.lost_lines import MAX_EXAMPLES, MAX_LINES, describe_losses
+from gt.dispatcher.membership import MAX_EXAMPLES, MAX_LINES, describe_losses
 from gt.dispatcher.message_queue import ToWorkers
-from gt.dispatcher.recent_messages import KEPT, RecentMessages
-from gt.dispatcher.session_records import SessionRecord
+from gt.dispatcher.state_records import SessionRecord
+from gt.dispatcher.tensor_stories import KEPT, RecentMessages
 from tests.dispatcher_harness import OP, A, B, run
 
 

@@ -24,8 +24,8 @@ from gt.core.meta import TensorMeta
 from gt.core.signatures import PolicyRecord
 from gt.dispatcher.message_queue import ToClient, ToWorkers
 from gt.dispatcher.state import State
+from gt.dispatcher.state_records import WorkerRecord
 from gt.dispatcher.tensor_records import TensorRecord
-from gt.dispatcher.worker_records import WorkerRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from tests.dispatcher.lost_workers import lost, without_workers
 from tests.dispatcher_harness import (

@@ -29,7 +29,7 @@ from gt.core.messages import (
 )
 from gt.dispatcher import backpressure
 from gt.dispatcher.backpressure import Backpressure
-from gt.dispatcher.pending_connections import PendingConnections
+from gt.dispatcher.departures import PendingConnections
 from gt.version import __version__
 from gt.wire.codec import Decoder, encode
 from gt.wire.connections import Router, open_link

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gt.core.errors import ProtocolError
 from gt.core.ids import FIRST_DISPATCHER_ID, FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
+from gt.core.message_fields import require_ownership
 from gt.core.messages import (
     BeginModule,
     BeginStep,
@@ -44,7 +45,6 @@ from gt.core.messages import (
     Synchronize,
     UnpublishTensor,
 )
-from gt.dispatcher.ownership import require_ownership
 from tests.records import ADD, INLINE, INSTRUCTIONS, ROWS, SMALL, own
 
 OURS, RUN = own(1), own(FIRST_QUERY_ID)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gt
-from gt.core.log_tables import INDENT, PLANS, WIDTH
+from gt.core.tables import INDENT, PLANS, WIDTH
 from gt.dispatcher.plan_records import record_plan
 from gt.dispatcher.planner import plan_op
 from gt.sharding.spec_text import parse_spec

@@ -11,6 +11,7 @@ import psutil
 import pytest
 import zmq
 
+from gt.core.errors import MEANINGS
 from gt.core.messages import (
     AckRead,
     CreateTensor,
@@ -33,7 +34,6 @@ from gt.core.messages import (
 )
 from gt.core.messages import ByteRange as Range
 from gt.core.meta import TensorMeta
-from gt.core.refusal_kinds import MEANINGS
 from gt.core.signatures import Input, ListArg, MeshRecord, SpecRecord
 from gt.wire import shared_memory
 from gt.wire.codec import MAX_FRAME, encode, header_of

@@ -9,17 +9,15 @@ import pytest
 import torch
 
 import gt
-from gt.client.step_objects import find_step_objects
-from gt.client.step_recorder import record_steps
+from gt.client.step_recorder import find_step_objects, record_steps
 from gt.dispatcher.step_replay import replay_steps
 from gt.launch import auto_shard
 from gt.launch.auto_shard import parse_bytes
 from gt.launch.plan_search import candidate_meshes
-from gt.sharding.optimizer.block_merging import MergedModel, alike
 from gt.sharding.optimizer.recorded_program import program_of
 from gt.sharding.optimizer.simple_solver import SimpleSolver
-from gt.sharding.optimizer.strategy_graph import build_graph
-from gt.signals.config_text import model_text
+from gt.sharding.optimizer.strategy_graph import MergedModel, alike, build_graph
+from gt.signals.document import model_text
 from gt.signals.registry import registry
 from gt.wire import long_waits
 from tests.auto_shard_models import gt_step, handwritten, plain_model, training_step

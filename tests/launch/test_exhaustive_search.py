@@ -6,13 +6,11 @@ import pytest
 import torch
 
 import gt
-from gt.client.step_objects import find_step_objects
-from gt.client.step_recorder import record_steps
-from gt.sharding.optimizer.dominated_choices import undominated_choices
+from gt.client.step_recorder import find_step_objects, record_steps
+from gt.sharding.optimizer.graph_reduction import undominated_choices
 from gt.sharding.optimizer.linear_program import solve_exactly
 from gt.sharding.optimizer.message_passing import approximate
-from gt.sharding.optimizer.op_costs import MachineKey, move_cost
-from gt.sharding.optimizer.op_strategies import call_strategies, layouts_of
+from gt.sharding.optimizer.op_strategies import MachineKey, call_strategies, layouts_of, move_cost
 from gt.sharding.optimizer.recorded_program import program_of
 from gt.sharding.optimizer.simple_solver import SimpleSolver
 from gt.sharding.optimizer.strategy_graph import build_graph

@@ -13,7 +13,7 @@ import yaml
 from gt.core.settings import read_settings
 from gt.launch import kubernetes
 from gt.server import __main__ as server_main
-from gt.wire.cluster_keys import AuthorizedKey, ClientKey, ServerKey
+from gt.wire.server_keys import AuthorizedKey, ClientKey, ServerKey
 from gt.worker import __main__ as worker_main
 from tests.subprocesses import ROOT
 

@@ -13,7 +13,7 @@ from gt.launch import clusters
 from gt.launch.launched_process import LaunchedProcess
 from gt.launch.node_keys import NodeKeys, make_node_keys, read_own_keys, write_node_keys
 from gt.launch.worker_commands import launch_environment, worker_command
-from gt.wire.cluster_keys import read_authorized, read_client_key, read_server_key
+from gt.wire.server_keys import read_authorized, read_client_key, read_server_key
 from tests.launch.launched import are_gone
 from tests.subprocesses import finish, reserved_port, running, start_interpreter, wait_until
 

@@ -8,7 +8,7 @@ import torch
 
 import gt
 from gt.client import active_session
-from gt.wire import shared_buffer_pool
+from gt.wire import payloads
 from tests.subprocesses import wait_until
 
 SIDE = 600  # 1.4 MB
@@ -80,7 +80,7 @@ def test_memory_is_used_again(two_processes):
 
 
 def test_more_memory_than_the_limit_is_not_kept(two_processes, monkeypatch):
-    monkeypatch.setattr(shared_buffer_pool, "MAX_KEPT", 1 << 20)
+    monkeypatch.setattr(payloads, "MAX_KEPT", 1 << 20)
     value = large()
     for layout in LAYOUTS * 2:
         assert torch.equal(over_both(value, layout).cpu(), value)
@@ -93,7 +93,7 @@ def test_more_memory_than_the_limit_is_not_kept(two_processes, monkeypatch):
 
 @pytest.mark.parametrize("layout", LAYOUTS[:3])
 def test_without_shared_memory_the_parts_go_with_the_messages(two_processes, layout, monkeypatch):
-    monkeypatch.setattr(shared_buffer_pool.SharedBufferPool, "reserve", lambda *_: None)
+    monkeypatch.setattr(payloads.SharedBufferPool, "reserve", lambda *_: None)
     value = large()
     assert torch.equal(over_both(value, layout).cpu(), value)
 

@@ -11,7 +11,7 @@ import pytest
 
 import gt
 from gt.launch import slurm, slurm_job
-from gt.wire.cluster_keys import read_authorized, read_client_key, read_server_key
+from gt.wire.server_keys import read_authorized, read_client_key, read_server_key
 from tests.subprocesses import ROOT
 
 SCRIPT = """#!/bin/sh

@@ -8,7 +8,7 @@ import torch
 
 import gt
 from gt.client import active_session
-from gt.core.cpus import usable_cpus
+from gt.core.environment import usable_cpus
 
 
 def workers():

@@ -1,6 +1,6 @@
 """Activity between two statuses: shares of time, rates, and the mix of ops."""
 
-from gt.core.program_status import ProgramStatus, WorkerState
+from gt.core.program_view import ProgramStatus, WorkerState
 from gt.monitor.activity import ActivityMeter
 
 SECOND = 1_000_000_000

@@ -13,7 +13,7 @@ import pytest
 import gt
 from gt.core.errors import ProtocolError, SessionError
 from gt.core.message_events import Captured, OpIssued
-from gt.core.program_status import ProgramStatus, WorkerState
+from gt.core.program_view import ProgramStatus, WorkerState
 from gt.monitor import monitor_protocol
 from gt.monitor.attachment import ask, find_program, running_programs
 from gt.monitor.monitor_protocol import (
@@ -24,7 +24,7 @@ from gt.monitor.monitor_protocol import (
     send_record,
 )
 from gt.monitor.monitor_socket import MAX_TOOLS, MonitorSocket
-from gt.wire.monitor_directory import monitor_directory
+from gt.wire.private_files import monitor_directory
 from tests.subprocesses import wait_until
 
 STATUS = ProgramStatus(5, 7, (WorkerState(0, "here", 8, "cpu", 0, "idle"),), ())

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from gt.core.program_status import ProgramStatus, SessionState, WorkerState
+from gt.core.program_view import ProgramStatus, SessionState, WorkerState
 from gt.monitor.activity import ActivityMeter
 from gt.monitor.top_view import draw
 

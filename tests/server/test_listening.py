@@ -5,7 +5,7 @@ import pytest
 from gt.core.errors import SettingsError
 from gt.server import listening
 from gt.server.listening import choose_listening
-from gt.wire.cluster_keys import make_client_key, make_server_key
+from gt.wire.server_keys import make_client_key, make_server_key
 
 
 @pytest.fixture

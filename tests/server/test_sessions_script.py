@@ -5,10 +5,10 @@ import json
 import pytest
 
 from gt.core.messages import Hello
-from gt.core.session_list import SessionList
+from gt.core.peer_lists import SessionList
+from gt.dispatcher.client_messages import SessionAdministration
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.peers import Peer, PeerTable
-from gt.dispatcher.session_administration import SessionAdministration
 from gt.scripts.sessions import main
 from tests.subprocesses import finish, running, serving, start, wait_until
 

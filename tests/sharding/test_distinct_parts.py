@@ -1,6 +1,6 @@
 """The distinct parts of a tensor in a layout."""
 
-from gt.sharding.distinct_parts import distinct_parts, parts_to_read
+from gt.sharding.held_parts import distinct_parts, parts_to_read
 from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_spec
 

@@ -5,9 +5,8 @@ import pytest
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.signatures import Input
 from gt.sharding import strategy_choice
-from gt.sharding.calibration import Calibration, read_calibration
+from gt.sharding.calibration import Calibration, read_calibration, step_seconds, transfer_seconds
 from gt.sharding.host_order import default_mesh, host_share
-from gt.sharding.link_costs import step_seconds, transfer_seconds
 from gt.sharding.lowering import all_strategies, forget_choices, infer_output_sharding
 from gt.sharding.op_calls import OpCall
 from gt.sharding.spec import DeviceMesh

@@ -7,8 +7,8 @@ import torch
 
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.signatures import Input
+from gt.distributed.product_grids import ProductGrid, best_grid, lay_out_product, lower_bound
 from gt.sharding.op_calls import OpCall
-from gt.sharding.product_grids import ProductGrid, best_grid, lay_out_product, lower_bound
 from gt.sharding.program_builder import ProgramBuilder, Register
 from gt.sharding.rules import entry_of
 from gt.sharding.schedule_programs import choose_schedule, problem_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gt.client.part_assembly import REDUCTIONS
+from gt.client.transfers import REDUCTIONS
 from gt.core.signatures import Input, Scalar
 from gt.sharding.factors import PartialPassthrough
 from gt.sharding.op_calls import OpCall

@@ -3,8 +3,8 @@
 import pytest
 
 from gt.core.errors import LayoutError
+from gt.distributed.virtual_grid import VirtualGrid
 from gt.sharding.spec import DeviceMesh
-from gt.sharding.virtual_grid import VirtualGrid
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 4), (4, 4), (3, 5), (1, 200), (7,), (2, 3, 2)])

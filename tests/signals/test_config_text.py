@@ -4,7 +4,7 @@ import pytest
 
 from gt.core.errors import SignalError
 from gt.signals.config import ModelConfig
-from gt.signals.config_text import model_text
+from gt.signals.document import model_text
 from gt.signals.parser import parse_config
 
 CONFIG = ModelConfig(

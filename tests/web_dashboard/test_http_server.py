@@ -13,11 +13,11 @@ import pytest
 
 import gt
 from gt.core.errors import SessionError, SettingsError
-from gt.web_dashboard import event_stream
-from gt.web_dashboard.event_stream import MAX_VIEWERS
+from gt.web_dashboard import app
+from gt.web_dashboard.app import MAX_VIEWERS
 from gt.web_dashboard.http_server import MAX_CONNECTIONS
 from gt.web_dashboard.live_timeline import TimelinePart
-from gt.web_dashboard.records import Failures, Memory, Program, Sessions, Status, Tensors, Traffic
+from gt.web_dashboard.page_records import Failures, Memory, Program, Sessions, Status, Tensors, Traffic
 from tests.subprocesses import finish, start, wait_until
 from tests.web_dashboard.requests import ask, read, read_until, viewing
 
@@ -247,13 +247,11 @@ def test_several_viewers_look_at_once_and_their_number_is_bounded(embedded):
 
 
 def test_a_viewer_who_reads_nothing_is_given_up(embedded, monkeypatch):
-    monkeypatch.setattr(event_stream, "STALLED_SECONDS", 0.2)
-    monkeypatch.setattr(event_stream, "PUSH_SECONDS", 0.0)
+    monkeypatch.setattr(app, "STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(app, "PUSH_SECONDS", 0.0)
     board = gt.dashboard()
     streams = []
-    monkeypatch.setattr(
-        event_stream.EventStream, "_news", lambda self: streams.append(self) or iter([b"x" * (1 << 20)])
-    )
+    monkeypatch.setattr(app.EventStream, "_news", lambda self: streams.append(self) or iter([b"x" * (1 << 20)]))
     with viewing(board):
         wait_until(lambda: streams and streams[0]._watcher.viewers == 0, what="the end of the stream")
     assert len(streams) < 50  # what was sent does not pile up

@@ -1,6 +1,6 @@
 """Spans of time from looks at workers."""
 
-from gt.core.program_status import WorkerState
+from gt.core.program_view import WorkerState
 from gt.web_dashboard.live_timeline import MAX_SPANS, WINDOW, LiveTimeline, Span
 
 

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import gt
-from gt.core.refusal_kinds import MEANINGS
+from gt.core.errors import MEANINGS
 from tests.web_dashboard.requests import ask, read, token_of
 
 BOARD = Path(__file__).parents[2] / "examples" / "grafana_dashboard.json"

@@ -6,8 +6,17 @@ import signal
 import pytest
 
 import gt
-from gt.core.program_status import ProgramStatus, SessionState, WorkerState
-from gt.core.program_view import FailuresState, FailureState, LineMemory, LostWorker, MemoryState, PairTraffic
+from gt.core.program_view import (
+    FailuresState,
+    FailureState,
+    LineMemory,
+    LostWorker,
+    MemoryState,
+    PairTraffic,
+    ProgramStatus,
+    SessionState,
+    WorkerState,
+)
 from gt.web_dashboard.http_server import Dashboard
 from tests.browser import browsing
 from tests.subprocesses import reserved_port, running, start, wait_until

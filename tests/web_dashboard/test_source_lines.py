@@ -3,8 +3,8 @@
 import linecache
 import os
 
-from gt.web_dashboard import source_lines
-from gt.web_dashboard.source_lines import MAX_FILE, code_of
+from gt.web_dashboard import watcher
+from gt.web_dashboard.watcher import MAX_FILE, code_of
 
 
 def test_the_text_of_a_line_of_a_program(tmp_path):
@@ -23,6 +23,6 @@ def test_other_files_are_not_read(tmp_path):
 
 
 def test_the_number_of_files_is_limited(tmp_path, monkeypatch):
-    monkeypatch.setattr(source_lines, "MAX_FILES", len(linecache.cache))
+    monkeypatch.setattr(watcher, "MAX_FILES", len(linecache.cache))
     (tmp_path / "one_more.py").write_text("a = 1\n")
     assert code_of(f"{tmp_path}/one_more.py:1") == ""

@@ -7,10 +7,9 @@ from collections import Counter
 import msgspec
 import pytest
 
-from gt.core.program_status import ProgramStatus, WorkerState
-from gt.core.program_view import FailuresState, MemoryState
+from gt.core.program_view import FailuresState, MemoryState, ProgramStatus, WorkerState
 from gt.web_dashboard import watcher as watching
-from gt.web_dashboard.records import Status
+from gt.web_dashboard.page_records import Status
 from gt.web_dashboard.watcher import ProgramWatcher
 
 WORKER = WorkerState(0, "here", 8, "cpu", 0, "idle")

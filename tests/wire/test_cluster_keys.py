@@ -10,8 +10,18 @@ from zmq.utils import z85
 from gt import keys
 from gt.core.errors import SettingsError
 from gt.wire.authentication import AcceptedKeys
-from gt.wire.cluster_keys import authorize, make_client_key, make_server_key, read_authorized, read_server_key, revoke
-from gt.wire.server_keys import find_keys, keys_directory, make_keys, write_keys
+from gt.wire.server_keys import (
+    authorize,
+    find_keys,
+    keys_directory,
+    make_client_key,
+    make_keys,
+    make_server_key,
+    read_authorized,
+    read_server_key,
+    revoke,
+    write_keys,
+)
 
 FAR = "tcp://10.0.0.7:12345"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gt.wire.cluster_keys import new_client_key, new_server_key
+from gt.wire.server_keys import new_client_key, new_server_key
 from tests.subprocesses import ROOT
 
 GROUP = 4242  # fsGroup
@@ -26,7 +26,7 @@ MOUNT = """
 import encodings.idna, json, os, pathlib, signal, subprocess, sys, threading
 import gt.server.__main__
 from gt.core.errors import SettingsError
-from gt.wire.cluster_keys import read_authorized, read_client_key, read_server_key
+from gt.wire.server_keys import read_authorized, read_client_key, read_server_key
 
 volume, options = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", volume], check=True)

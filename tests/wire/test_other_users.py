@@ -26,7 +26,7 @@ from gt.launch.local_processes import LocalProcesses
 from gt.wire import shared_memory
 from gt.wire.authentication import AcceptedKeys, authenticate
 from gt.wire.codec import MAX_FRAME
-from gt.wire.monitor_directory import monitor_directory
+from gt.wire.private_files import monitor_directory
 from gt.wire.process_identity import this_host
 from gt.wire.server_keys import find_keys, make_keys, remove_keys, write_keys
 from gt.worker.exchange import ProcessExchange

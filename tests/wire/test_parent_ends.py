@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems d
 # Two generations: the process in the middle ends when its child is ready, which prints what happens to it.
 PROGRAM = """
 import os, signal
-from gt.wire.parent_ends import adopt_orphans, signal_at_parent_end
+from gt.wire.lifeline import adopt_orphans, signal_at_parent_end
 first = os.getpid()
 if {adopts}:
     adopt_orphans()

@@ -7,8 +7,8 @@ import pytest
 
 from gt.core.errors import ProtocolError
 from gt.core.messages import ByteRange
-from gt.wire import shared_buffer_pool, shared_memory
-from gt.wire.shared_buffer_pool import SharedBufferPool
+from gt.wire import payloads, shared_memory
+from gt.wire.payloads import SharedBufferPool
 from gt.wire.shared_memory import AttachedBuffers, is_made_with
 
 SIZE = 1 << 18
@@ -64,7 +64,7 @@ def test_a_discarded_shared_buffer_is_not_used_again(pool, directory):
 
 
 def test_the_least_recently_used_makes_room(pool, directory, monkeypatch):
-    monkeypatch.setattr(shared_buffer_pool, "MAX_KEPT", 3 * SIZE)
+    monkeypatch.setattr(payloads, "MAX_KEPT", 3 * SIZE)
     first, second = reserve(pool, 1), reserve(pool, 2)
     pool.release(2)
     pool.release(1)
@@ -73,7 +73,7 @@ def test_the_least_recently_used_makes_room(pool, directory, monkeypatch):
 
 
 def test_more_than_the_limit_is_not_kept(pool, directory, monkeypatch):
-    monkeypatch.setattr(shared_buffer_pool, "MAX_KEPT", 2 * SIZE)
+    monkeypatch.setattr(payloads, "MAX_KEPT", 2 * SIZE)
     made = [reserve(pool, ident) for ident in range(4)]
     assert names(directory) == set(made)
     for ident in range(4):

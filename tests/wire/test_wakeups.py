@@ -6,15 +6,14 @@ import time
 import pytest
 import zmq
 
-from gt.wire import wakeups
-from gt.wire.sockets import has_message, open_socket, receive, send
-from gt.wire.wakeups import MessageWait
+from gt.wire import sockets
+from gt.wire.sockets import MessageWait, has_message, open_socket, receive, send
 
 
 @pytest.fixture
 def ends(monkeypatch):
     """Two connected sockets. Waits are long, so that a test ends in time only if the wait is woken."""
-    monkeypatch.setattr(wakeups, "LONGEST_WAIT_MS", 60_000)
+    monkeypatch.setattr(sockets, "LONGEST_WAIT_MS", 60_000)
     context = zmq.Context()
     left, right = (open_socket(context, zmq.PAIR, 1000) for _ in range(2))
     left.bind("inproc://wakeups")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gt
-from gt.core.log_tables import COMMANDS, WIDTH
+from gt.core.tables import COMMANDS, WIDTH
 
 
 @pytest.fixture

@@ -25,8 +25,7 @@ from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_spec
 from gt.worker.engines import make_engine
 from gt.worker.executor import Executor
-from gt.worker.failed_value import FailedValue
-from gt.worker.failure_records import make_failure
+from gt.worker.failed_value import FailedValue, make_failure
 from tests.records import ADD, own
 from tests.worker.exchange.transports import exchanges, left
 

@@ -14,8 +14,7 @@ from gt.core.messages import WorkerEndSession, WorkerShareTensor
 from gt.worker.engines import make_engine
 from gt.worker.exchange import InProcessExchange
 from gt.worker.executor import Executor
-from gt.worker.parked_threads import ParkedThreads, can_park
-from gt.worker.session_watch import SessionWatch
+from gt.worker.session_watch import ParkedThreads, SessionWatch, can_park
 from tests.records import own
 from tests.subprocesses import finish, running, serving, start, start_server, wait_until
 

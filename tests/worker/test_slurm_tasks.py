@@ -2,9 +2,8 @@
 
 import pytest
 
-from gt.worker import slurm_tasks
-from gt.worker.slurm_tasks import expand_counts, read_tasks, share_cpus
-from gt.worker.torchrun import Ranks
+from gt.worker import task_ranks
+from gt.worker.task_ranks import Ranks, expand_counts, read_tasks, share_cpus
 
 TASK = {
     "SLURM_STEP_ID": "0",
@@ -42,5 +41,5 @@ def test_a_process_that_is_no_task_has_none(missing):
     ],
 )
 def test_tasks_of_a_node_share_the_cpus_of_the_job(monkeypatch, variables, usable, threads):
-    monkeypatch.setattr(slurm_tasks, "usable_cpus", lambda: usable)
+    monkeypatch.setattr(task_ranks, "usable_cpus", lambda: usable)
     assert share_cpus(Ranks(0, 0, 4, 2), variables) == threads

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 import gt
-from gt.worker import torchrun
-from gt.worker.torchrun import JoinTurn, Ranks, choose_device, choose_threads, read_ranks
+from gt.worker import task_ranks
+from gt.worker.task_ranks import JoinTurn, Ranks, choose_device, choose_threads, read_ranks
 from tests.subprocesses import running, start_interpreter, start_server, wait_until
 
 FOUR = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "run"}
@@ -55,7 +55,7 @@ def test_a_worker_takes_the_gpu_of_its_local_rank(monkeypatch, gpus, device):
     ],
 )
 def test_workers_of_a_machine_share_its_cpus(monkeypatch, cpus, variables, threads):
-    monkeypatch.setattr(torchrun, "usable_cpus", lambda: cpus)
+    monkeypatch.setattr(task_ranks, "usable_cpus", lambda: cpus)
     assert choose_threads(Ranks(0, 0, 8, 4), variables) == threads
 
 
@@ -90,7 +90,7 @@ def test_a_worker_waits_for_the_one_before_it(agent_store):
 
 def test_a_note_serves_once(agent_store, monkeypatch, caplog):
     """torchrun starts all workers anew when a machine comes or goes, with the same store and number of restarts."""
-    monkeypatch.setattr(torchrun, "TURN_SECONDS", 0.1)
+    monkeypatch.setattr(task_ranks, "TURN_SECONDS", 0.1)
     for is_late in (False, True):
         if not is_late:
             JoinTurn(Ranks(0, 0, 2, 1), agent_store).pass_on()

@@ -21,7 +21,7 @@ from gt.client.compilation.static_reads import is_instance
 from gt.client.compilation.traced_floats import FloatTrace, TracedFloat
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.autograd_nodes import gradient_hooks
-from gt.client.torch_patches.pytree import tree_flatten, tree_map
+from gt.client.torch_patches.dispatch import tree_flatten, tree_map
 from gt.core.errors import CompileError
 
 MUTABLE = (dict, list, deque)

@@ -16,7 +16,7 @@ from gt.client.compilation.traced_floats import FloatTrace
 from gt.client.session import Session
 from gt.client.tensor import Tensor, to_gt
 from gt.client.torch_patches.autograd_nodes import gradient_hooks
-from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
+from gt.client.torch_patches.dispatch import tree_flatten, tree_unflatten
 
 read_storage = attrgetter("_ref.storage")
 _BY_CONTENT = (np.ndarray, set, bytearray)  # compared by content, which nothing else notices

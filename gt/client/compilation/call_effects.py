@@ -35,8 +35,8 @@ from gt.client.host_data import payload
 from gt.client.storage import Storage, TensorRef
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.autograd_nodes import gradient_hooks
-from gt.client.torch_patches.pytree import tree_flatten, tree_unflatten
-from gt.client.upload_cache import MAX_BYTES
+from gt.client.torch_patches.dispatch import tree_flatten, tree_unflatten
+from gt.client.transfers import MAX_BYTES
 
 _CONSTANTS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.Size, torch.device)
 MAX_HASHED_BYTES = 1 << 20

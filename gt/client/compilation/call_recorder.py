@@ -20,8 +20,8 @@ from gt.client.op_schema import OpSchema
 from gt.client.outbox import BuildInstruction, Outbox
 from gt.client.session import Session
 from gt.client.storage import Storage, TensorRef
-from gt.client.torch_patches.dispatch_modes import current_function_modes
-from gt.client.upload_cache import UploadCache
+from gt.client.torch_patches.dispatch import current_function_modes
+from gt.client.transfers import UploadCache
 from gt.core.errors import CompileError
 from gt.core.message_fields import id_fields
 from gt.core.messages import (

@@ -15,7 +15,7 @@ from gt.client.compilation.replayable_call import ReplayableCall
 from gt.client.compilation.specialization import MAX_ATTEMPTS, Specialization
 from gt.client.compilation.specialization_table import MAX_SPECIALIZATIONS, SpecializationTable
 from gt.client.torch_patches.autograd_nodes import current_node
-from gt.client.torch_patches.dispatch_modes import current_dispatch_modes
+from gt.client.torch_patches.dispatch import current_dispatch_modes
 from gt.core.tracebacks import ends_on_users_line
 from gt.signals.registry import registry
 

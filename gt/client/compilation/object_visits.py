@@ -51,8 +51,8 @@ from gt.client.compilation.static_reads import (
 )
 from gt.client.compilation.watched_values import MISSING, Reading, content_of, is_empty
 from gt.client.tensor import Tensor
-from gt.client.torch_patches.global_hooks import GLOBAL_MODULE_HOOKS, GLOBAL_STEP_HOOKS
-from gt.client.torch_patches.pytree import tree_leaves
+from gt.client.torch_patches.dispatch import tree_leaves
+from gt.client.torch_patches.nn_modules import GLOBAL_MODULE_HOOKS, GLOBAL_STEP_HOOKS
 
 _MAX_BYTES = 1 << 18  # of an array that is compared
 _TABLES = ("_parameters", "_buffers", "_modules")

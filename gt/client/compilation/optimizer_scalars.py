@@ -25,7 +25,7 @@ from gt.client.host_data import payload
 from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.optimizer_step_hooks import OptimizerState, copy_of
 from gt.client.special_ops import SPECIAL
-from gt.client.torch_patches.dispatch_modes import UntracedMode
+from gt.client.torch_patches.dispatch import UntracedMode
 from gt.client.torch_patches.optimizer_defaults import bucket_sizes, share_memory, standing_for
 from gt.core.errors import GTError
 

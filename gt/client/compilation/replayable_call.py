@@ -20,7 +20,7 @@ from gt.client.interrupts import CriticalSection
 from gt.client.session import Session
 from gt.client.storage import Storage
 from gt.client.tensor import Tensor
-from gt.client.torch_patches.pytree import tree_unflatten
+from gt.client.torch_patches.dispatch import tree_unflatten
 
 _read_key = attrgetter("key")
 

@@ -19,7 +19,7 @@ from gt.client.shape_rules.products import PRODUCTS
 from gt.client.shape_rules.reductions import REDUCTIONS
 from gt.client.shape_rules.shape_rule import ShapeRule
 from gt.client.shape_rules.views import VIEWS
-from gt.client.torch_patches.op_registry import OpOverload, schema_of
+from gt.client.torch_patches.dispatch import OpOverload, schema_of
 
 RULES: Mapping[str, ShapeRule] = {**POINTWISE, **PRODUCTS, **REDUCTIONS, **INDEXING, **FACTORIES, **VIEWS}
 _VALUE_DECIDES_STRIDES = ("aten.pow.Scalar",)

@@ -8,7 +8,7 @@ import torch
 
 from gt.client.geometry import Geometry
 from gt.client.shape_rules.shape_rule import Results, ShapeRule, Strided, are_row_major, row_major, table
-from gt.client.tensor_iterator import broadcast, iterated_strides
+from gt.client.torch_strides import broadcast, iterated_strides
 from gt.core.meta import is_dense
 
 _MAX_OPERANDS = 3  # as many as the stride rule of pointwise ops in kernel_strides.py takes

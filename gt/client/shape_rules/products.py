@@ -7,7 +7,7 @@ from typing import Any
 
 from gt.client.geometry import Geometry
 from gt.client.shape_rules.shape_rule import Results, ShapeRule, Strided, row_major, table
-from gt.client.tensor_iterator import broadcast
+from gt.client.torch_strides import broadcast
 
 
 def _mm(left: Geometry, right: Geometry) -> Results:

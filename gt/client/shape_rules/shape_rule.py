@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gt.client.geometry import Geometry
-from gt.client.tensor_iterator import Ints
+from gt.client.torch_strides import Ints
 from gt.core.meta import contiguous_strides
 
 

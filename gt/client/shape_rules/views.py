@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gt.client.geometry import Geometry
 from gt.client.shape_rules.shape_rule import Results, ShapeRule, Strided, are_row_major, dims_of, row_major, table
-from gt.client.tensor_iterator import Ints
+from gt.client.torch_strides import Ints
 from gt.core.meta import contiguous_strides
 
 

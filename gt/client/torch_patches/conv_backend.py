@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gt.client.torch_patches.wrapper_tensors import make_handle, no_torch_function
+from gt.client.torch_patches.tensors import make_handle, no_torch_function
 
 
 class _ShapeOnCPU(torch.Tensor):

@@ -8,8 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.modules import module
+from torch.optim import optimizer
 
-from gt.client.torch_patches.dispatch_modes import disable_current_modes
+from gt.client.torch_patches.dispatch import disable_current_modes
+
+GLOBAL_MODULE_HOOKS: list[dict[Any, Any]] = [
+    value for name, value in vars(module).items() if name.startswith("_global_") and isinstance(value, dict)
+]
+GLOBAL_STEP_HOOKS: list[dict[Any, Any]] = [
+    optimizer._global_optimizer_pre_hooks,
+    optimizer._global_optimizer_post_hooks,
+]
+
 
 _HOOK_OPTIONS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 

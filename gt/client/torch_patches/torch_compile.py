@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gt.client.torch_patches.pytree import tree_leaves
+from gt.client.torch_patches.dispatch import tree_leaves
 
 BACKEND = "gt"
 original = torch.compile

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gt.core.extras import load_extra
+from gt.core.environment import load_extra
 from gt.sharding.optimizer.pairwise_model import Assignment, Costs, PairwiseModel
 
 INTEGRAL = 1e-6

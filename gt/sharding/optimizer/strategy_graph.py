@@ -16,12 +16,10 @@ import numpy as np
 from gt.core.meta import TensorMeta
 from gt.sharding.calibration import Calibration
 from gt.sharding.op_calls import OpCall
-from gt.sharding.optimizer.lifetimes import memory_rows
-from gt.sharding.optimizer.op_costs import MachineKey, move_cost, shard_bytes
-from gt.sharding.optimizer.op_strategies import call_strategies, layouts_of
-from gt.sharding.optimizer.pairwise_model import Costs, ModelBuilder, PairwiseModel
+from gt.sharding.optimizer.lifetimes import memory_rows, update_groups
+from gt.sharding.optimizer.op_strategies import MachineKey, call_strategies, layouts_of, move_cost, shard_bytes
+from gt.sharding.optimizer.pairwise_model import Assignment, Costs, ModelBuilder, PairwiseModel
 from gt.sharding.optimizer.recorded_program import PARAMETER, RecordedOp, RecordedProgram
-from gt.sharding.optimizer.update_groups import update_groups
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.sharding.strategies import OpStrategy
 
@@ -274,3 +272,55 @@ def _write_backs(call: OpCall, mesh: DeviceMesh) -> list[tuple[OpStrategy, float
     """A value is written through a view: the tensor keeps its layout, and the part comes as it is."""
     part = ShardingSpec(mesh, [()] * len(call.inputs[1].shape))
     return [(OpStrategy((spec, part), (spec,), {}), 0.0) for spec in layouts_of(call.inputs[0], mesh)]
+
+
+# So a problem does not grow with the number of layers.
+
+
+ROUNDS = 12  # how far the surroundings of a variable are compared
+
+
+class MergedModel:
+    """A model in which each class of alike variables is one variable. `classes` are the classes of the variables."""
+
+    def __init__(self, model: PairwiseModel, classes: Sequence[int]) -> None:
+        self.classes = list(classes)
+        count = max(self.classes, default=-1) + 1
+        builder = ModelBuilder()
+        memory: list[object] = [None] * count
+        first = {own: variable for variable, own in reversed(list(enumerate(self.classes)))}
+        for own in range(count):
+            builder.variable(0 * model.unary[first[own]])
+        for variable, own in enumerate(self.classes):
+            builder.add_costs(own, model.unary[variable])
+            memory[own] = model.memory[variable] if memory[own] is None else memory[own] + model.memory[variable]  # type: ignore[operator]
+        for (i, j), costs in model.pairs.items():
+            builder.add_pair(self.classes[i], self.classes[j], costs)
+        self.model = PairwiseModel(tuple(builder.unary), builder.pairs, tuple(memory))  # type: ignore[arg-type]
+
+    def complete(self, chosen: Assignment) -> Assignment:
+        """The assignment of all variables."""
+        return [chosen[own] for own in self.classes]
+
+
+def alike(graph: StrategyGraph, rounds: int = ROUNDS) -> list[int]:
+    """The class of each variable. Two variables are alike if they have the same choices and costs, and so have those
+    around them, up to some distance."""
+    model = graph.model
+    labels = [
+        hash((variable.kind, variable.layouts, costs.tobytes()))
+        for variable, costs in zip(graph.variables, model.unary, strict=True)
+    ]
+    around: list[list[tuple[int, int]]] = [[] for _ in labels]
+    contents: dict[int, int] = {}  # hashing a matrix once is enough: alike pairs share it
+    for (i, j), costs in model.pairs.items():
+        content = contents.setdefault(id(costs), hash((costs.shape, costs.tobytes())))
+        around[i].append((j, hash((content, 0))))
+        around[j].append((i, hash((content, 1))))
+    for _ in range(rounds):
+        labels = [
+            hash((label, tuple(sorted([hash((content, labels[other])) for other, content in own]))))
+            for label, own in zip(labels, around, strict=True)
+        ]
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(label, len(numbers)) for label in labels]

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from gt.worker.compilation.server import run_server
+from gt.worker.compilation.compile_server import run_server
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

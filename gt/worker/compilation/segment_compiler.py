@@ -20,7 +20,7 @@ from gt.worker.compilation.code_log import note_eager
 from gt.worker.compilation.compilable_spans import PlacedUnit, find_spans, make_unit
 from gt.worker.compilation.compiled_blocks import CompileCounts, CompiledBlock, RunBlocks, joined_steps, split_steps
 from gt.worker.compilation.server_connection import CompileServerConnection
-from gt.worker.compilation.toolchain import COMPILERS, find_compiler
+from gt.worker.compilation.server_process import COMPILERS, find_compiler
 from gt.worker.engines.engine import Engine
 
 log = logging.getLogger("gt.compile")

@@ -5,17 +5,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gt.core.interpreter import PYTHON, import_environment
+from gt.core.environment import PYTHON, import_environment
 from gt.wire.process_identity import is_running, start_mark
 from gt.worker.compilation import private_directory
 from gt.worker.compilation.private_directory import LOG, PROCESS, SERVER_LOCK, WORKERS_LOCK
-from gt.worker.compilation.toolchain import find_compiler
+
+COMPILERS = ("g++", "clang++")
+
+
+def find_compiler(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The C++ compiler of this machine: that of the variable CXX, or the first one of COMPILERS."""
+    names = (environ["CXX"].split()[0],) if environ.get("CXX", "").strip() else COMPILERS
+    return next((name for name in names if shutil.which(name, path=environ.get("PATH"))), None)
+
 
 log = logging.getLogger("gt.compile")
 _END_SECONDS = 2.0  # less than a worker has, when it is told to end

@@ -10,7 +10,7 @@ import torch
 from gt.worker.bound_ops import BoundOp
 from gt.worker.compilation.compile_units import CompileUnit, Output, UnitCall
 from gt.worker.compilation.dynamic_scalars import DYNAMIC_FORMS, DynamicScalar, has_dynamic_scalars
-from gt.worker.compilation.torch_private import fake_mode, trace_function
+from gt.worker.compilation.inductor_private import fake_mode, trace_function
 from gt.worker.engines.default_dtype import WithDefaultDtype, without_default_dtype
 from gt.worker.engines.pytorch_engine import PyTorchEngine
 from gt.worker.engines.torch_private import storage_identity

@@ -42,9 +42,7 @@ from gt.worker.engines.engine import Finiteness, reserve_nothing
 from gt.worker.engines.host_memory_size import available_memory, host_memory
 from gt.worker.engines.random_ops import COUNTER_BASED
 from gt.worker.engines.refused_ops import OpNotAllowed, refusal
-from gt.worker.engines.scalar_tensor_cache import takes_number_as_tensor, with_number_as_tensor
 from gt.worker.engines.schema_checks import check_constants
-from gt.worker.engines.torch_finiteness import extremes, finiteness
 from gt.worker.engines.torch_private import (
     Isolation,
     OpWatcher,
@@ -56,7 +54,13 @@ from gt.worker.engines.torch_private import (
     qualified_name,
     registered_ops,
 )
-from gt.worker.engines.view_writes import write_through
+from gt.worker.engines.torch_values import (
+    extremes,
+    finiteness,
+    takes_number_as_tensor,
+    with_number_as_tensor,
+    write_through,
+)
 
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gt.worker.exchange.torch_private import (
+from gt.worker.exchange.distributed_private import (
     abort_gloo_group,
     all_gather_bytes,
     all_to_all_bytes,

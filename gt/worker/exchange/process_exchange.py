@@ -17,12 +17,13 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
-from gt.core.cpus import usable_cpus
+from gt.core.environment import usable_cpus
 from gt.wire.addresses import LOOPBACK, interface_of, is_loopback
 from gt.worker.exchange import futex
 from gt.worker.exchange.arena import Arena, MemoryFile
 from gt.worker.exchange.collective_works import GatherWork, SumWork, wait_for_collective
 from gt.worker.exchange.deferred_failure_flags import DeferredFailureFlags
+from gt.worker.exchange.distributed_private import make_gloo_group, make_nccl_group
 from gt.worker.exchange.failure_store import FailureStore
 from gt.worker.exchange.group_backends import (
     CommunicationStream,
@@ -39,7 +40,6 @@ from gt.worker.exchange.process_groups import ProcessGroup, work_of
 from gt.worker.exchange.rendezvous import CONNECT_TIMEOUT, MEMBER_TIMEOUT, Rendezvous
 from gt.worker.exchange.sealed_store import SealedStore
 from gt.worker.exchange.shared_memory_groups import SharedMemoryGroup
-from gt.worker.exchange.torch_private import make_gloo_group, make_nccl_group
 from gt.worker.exchange.watched_waits import WatchedWaits
 
 log = logging.getLogger("gt.worker")

@@ -1,10 +1,17 @@
 """Tables of modules, parameters of subclasses, and parameters of lazy modules."""
 
+from __future__ import annotations
+
+import pytest
 import torch
+from torch.nn.modules import module
 from torch.nn.parameter import UninitializedParameter
+from torch.optim import optimizer
 
 import gt
 from gt.client.torch_patches.nn_modules import (
+    GLOBAL_MODULE_HOOKS,
+    GLOBAL_STEP_HOOKS,
     child_modules,
     is_parameter,
     mark_parameter,
@@ -12,6 +19,24 @@ from gt.client.torch_patches.nn_modules import (
     own_parameters,
     remove_forward_hooks,
 )
+
+
+@pytest.mark.parametrize(
+    ("register", "hooks"),
+    [
+        (module.register_module_forward_hook, GLOBAL_MODULE_HOOKS),
+        (module.register_module_forward_pre_hook, GLOBAL_MODULE_HOOKS),
+        (module.register_module_full_backward_hook, GLOBAL_MODULE_HOOKS),
+        (optimizer.register_optimizer_step_pre_hook, GLOBAL_STEP_HOOKS),
+        (optimizer.register_optimizer_step_post_hook, GLOBAL_STEP_HOOKS),
+    ],
+)
+def test_a_new_hook_is_among_them(register, hooks):
+    handle = register(torch.neg)
+    found = [torch.neg in each.values() for each in hooks]
+    handle.remove()
+    assert any(found)
+    assert not any(torch.neg in each.values() for each in hooks)
 
 
 def test_tables_hold_the_tensors_and_children_of_a_module():

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from gt.core.log_tables import CODE, WIDTH
+from gt.core.tables import CODE, WIDTH
 from gt.worker.compilation.code_log import note_asked, note_compiled, note_eager, note_used
 
 

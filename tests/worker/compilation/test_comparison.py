@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gt.worker.compilation.comparison import difference
+from gt.worker.compilation.compiled_code import difference
 
 AGREE = {
     "equal": (torch.ones(3), torch.ones(3)),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gt
-from gt.core.log_tables import CODE
+from gt.core.tables import CODE
 from gt.worker.compilation.segment_compiler import RUNS_BY_ITSELF
 from tests.worker.compilation.traced_code import TracedCode
 

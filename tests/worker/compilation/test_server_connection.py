@@ -16,7 +16,7 @@ from gt.core.signatures import Input, Signature
 from gt.worker.compilation.compile_units import CompileAnswer, CompileFailed, CompileUnit, UnitCall
 from gt.worker.compilation.private_directory import make_private
 from gt.worker.compilation.server_connection import CompileServerConnection
-from gt.worker.compilation.toolchain import find_compiler
+from gt.worker.compilation.server_process import find_compiler
 from tests.subprocesses import finish, start
 from tests.worker.compilation.recorded_units import meta_of, record
 
@@ -172,7 +172,7 @@ def test_the_server_ends_with_a_worker_that_is_killed(directory: Path, is_stoppe
 PARENT_OF_WORKERS = """
 import os, signal, sys
 from pathlib import Path
-from gt.wire.parent_ends import adopt_orphans
+from gt.wire.lifeline import adopt_orphans
 
 def start_worker():
     answer, output = os.pipe()

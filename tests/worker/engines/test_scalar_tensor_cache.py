@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gt.worker.engines import PyTorchEngine
-from gt.worker.engines.scalar_tensor_cache import takes_number_as_tensor, with_number_as_tensor
+from gt.worker.engines.torch_values import takes_number_as_tensor, with_number_as_tensor
 
 NUMBERS = [0.1, -3.0, 1 / 3, 1e-40, 1e300, 65520.0, 1e-8, math.inf, -math.inf, math.nan, 0.0, -0.0, 3, True, 2**60 + 1]
 OPS = ["add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_"]

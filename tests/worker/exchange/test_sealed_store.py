@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from gt.worker.exchange.distributed_private import make_gloo_group
 from gt.worker.exchange.group_backends import GlooGroup
 from gt.worker.exchange.sealed_store import SealedStore, hidden_prefix
-from gt.worker.exchange.torch_private import make_gloo_group
 
 SHORT = timedelta(seconds=20)
 
