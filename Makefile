@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs notebooks test lint test-browser test-cluster test-hostile test-launchers test-slurm test-kubernetes test-slow test-torch conformance conformance-formats crash-detector faults fuzz bench benchmark bench-exchange clean
+.PHONY: help setup demo docs notebooks test lint sizes test-browser test-cluster test-hostile test-launchers test-slurm test-kubernetes test-slow test-torch conformance conformance-formats crash-detector faults fuzz bench benchmark bench-exchange clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-20s %s\n", $$1, $$2}'
@@ -35,9 +35,12 @@ lint: setup  ## style and types
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
+sizes: setup  ## files and lines of gt/, with the change since docs/sizes.md was written
+	@$(RUN) docs/measure_sizes.py
+
 # Sources are compiled once, and not in each of the processes that tests start.
 test: export PYTHONDONTWRITEBYTECODE =
-test: lint  ## lint, types and tests (under 15 minutes on 2 cores)
+test: lint sizes  ## lint, types and tests (under 15 minutes on 2 cores)
 	$(RUN) -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-browser: setup  ## tests of web pages; installs Debian's Chromium if it is missing
