@@ -26,11 +26,11 @@ from gt.core.messages import (
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Number, Signature
 from gt.dispatcher.dispatcher import Dispatcher
-from gt.dispatcher.invariants import check_invariants
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.sharding.spec_text import parse_spec
 from gt.wire.codec import Buffer
+from tests.dispatcher.invariants import check_invariants
 from tests.records import NO_RULE, SMALL, own
 
 A, B, C, D, E = map(own, range(1, 6))

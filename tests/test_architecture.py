@@ -65,7 +65,7 @@ PURE = (
     "signals/policy.py", "signals/resolution.py", "signals/schema.py",
     "dispatcher/reports.py", "dispatcher/dispatcher.py", "dispatcher/instruction_errors.py", "dispatcher/fair_queue.py",
     "dispatcher/gradient_buckets.py",
-    "dispatcher/group_store.py", "dispatcher/instructions.py", "dispatcher/invariants.py", "dispatcher/membership.py",
+    "dispatcher/group_store.py", "dispatcher/instructions.py", "dispatcher/membership.py",
     "dispatcher/op_definitions.py", "dispatcher/op_instructions.py", "dispatcher/step_coordinator.py",
     "dispatcher/message_descriptions.py", "dispatcher/message_queue.py",
     "core/message_fields.py", "dispatcher/plan_cache.py", "dispatcher/planner.py", "dispatcher/rejection.py",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Arg, Input, ListArg, Scalar
 from gt.sharding.boxes import Box, Shape, box_shape
-from gt.sharding.spec import ShardingSpec, local_box, shard_index
+from gt.sharding.spec import ShardingSpec, local_box
 
 
 class OpCall(NamedTuple):
@@ -143,10 +143,6 @@ class LocalContext(NamedTuple):
 
     def result_shape(self, position: int = 0) -> Shape:
         return box_shape(self.result_box(position))
-
-    def operand_index(self, position: int, dim: int) -> int:
-        """The index of this worker's shard along a dim of an operand."""
-        return shard_index(self.operands[position], dim, self.worker)
 
     def is_first_along(self, axes: Sequence[str]) -> bool:
         """Whether this worker has coordinate 0 along all these axes. Terms to be added once are added there."""

@@ -483,12 +483,3 @@ def largest_local_shape(spec: ShardingSpec, shape: Shape) -> Shape:
             for dim, axes in enumerate(spec.dims)
         ]
     )
-
-
-def needs_reshard(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> bool:
-    """Whether bytes have to be moved, cut or reduced to get from one spec to the other."""
-    if source is target:
-        return False
-    if source.mesh.workers != target.mesh.workers or (source.partial, source.kind) != (target.partial, target.kind):
-        return True
-    return any(local_box(source, shape, w) != local_box(target, shape, w) for w in source.mesh.workers)

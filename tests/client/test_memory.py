@@ -9,7 +9,7 @@ import torch
 
 import gt
 from gt.client import active_session
-from gt.dispatcher.invariants import check_invariants
+from tests.dispatcher.invariants import check_invariants
 
 
 def held():

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from gt.core.ids import session_of
 from gt.core.messages import CreateTensor, FetchTensor, Synchronize, TensorRead, Waiting, Welcome
-from gt.dispatcher.invariants import check_invariants
 from gt.dispatcher.server import Server
 from gt.wire.codec import encode
 from gt.wire.message_stream import MessageStream
 from gt.wire.server_keys import make_keys, remove_keys, write_keys
+from tests.dispatcher.invariants import check_invariants
 from tests.hostile_frames import CLIENT_KINDS, TENSORS, WORKER_KINDS, frames_of, messages, prelude
 from tests.hostile_peers import ANSWERS, hello, member
 from tests.records import INLINE, SMALL, own

@@ -59,8 +59,8 @@ from gt.core.messages import (
 )
 from gt.core.signatures import MeshRecord, PolicyRecord, SpecRecord
 from gt.dispatcher.dispatcher import Dispatcher
-from gt.dispatcher.invariants import check_invariants
 from gt.dispatcher.message_queue import ToClient, ToWorkers
+from tests.dispatcher.invariants import check_invariants
 from tests.dispatcher_harness import (
     OP,
     REQUEST,

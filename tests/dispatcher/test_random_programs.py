@@ -35,10 +35,10 @@ from gt.core.messages import (
 )
 from gt.dispatcher import worker_drains
 from gt.dispatcher.dispatcher import Dispatcher
-from gt.dispatcher.invariants import check_invariants
 from gt.dispatcher.message_queue import ToWorkers
 from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_spec
+from tests.dispatcher.invariants import check_invariants
 from tests.dispatcher.simulated_worker import SimulatedWorker, part_of
 from tests.dispatcher_harness import create
 from tests.records import LARGE, SMALL, own, signature

@@ -5,7 +5,7 @@ import pytest
 from gt.core.limits import Limits
 from gt.core.messages import BeginModule, Failed, FreeTensors, OpFailed, Queried, RunOp
 from gt.dispatcher.dispatcher import Dispatcher
-from gt.dispatcher.invariants import check_invariants
+from tests.dispatcher.invariants import check_invariants
 from tests.dispatcher_harness import (
     OP,
     OP2,

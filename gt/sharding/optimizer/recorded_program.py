@@ -5,7 +5,7 @@ or a fused optimizer, is one op for each position of its lists, since these are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -88,9 +88,6 @@ class RecordedProgram(NamedTuple):
         """The program as propagation sees it: without writes through views, which no rule describes."""
         ops = [TracedOp(op.call, op.inputs, op.outputs) for op in self.ops if op.call.op]
         return ProgramTrace(self.values, tuple(ops))
-
-    def of_role(self, role: str) -> list[str]:
-        return [value for value, own in self.roles.items() if own == role]
 
 
 def program_of(steps: RecordedSteps) -> RecordedProgram:
@@ -294,10 +291,3 @@ class _ProgramReader:
         value = name or f"%{self._count}"
         self._values[value] = meta
         return value
-
-
-def reads_of(program: RecordedProgram) -> Iterator[tuple[str, int, int]]:
-    """Each use of a value: its name, the number of the op, and the position among the op's inputs."""
-    for number, op in enumerate(program.ops):
-        for position, value in enumerate(op.inputs):
-            yield value, number, position

@@ -8,7 +8,6 @@ assignments met on the way that stay within the limits are candidates."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -242,13 +241,3 @@ def _use_up(model: PairwiseModel, limits: Costs, chosen: Assignment) -> Assignme
 
 def _pairs(model: PairwiseModel) -> int:
     return sum([costs.size for costs in model.pairs.values()])
-
-
-def brute_force(model: PairwiseModel, limits: Sequence[float] = ()) -> Assignment | None:
-    """The best assignment, found by trying all: for tests and tiny programs."""
-    best, cost = None, math.inf
-    for chosen in itertools.product(*[range(len(costs)) for costs in model.unary]):
-        own = model.cost(chosen)
-        if own < cost and all(model.usage(chosen)[: len(limits)] <= np.array(limits)):
-            best, cost = list(chosen), own
-    return best

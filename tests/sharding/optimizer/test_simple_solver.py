@@ -1,5 +1,8 @@
 """The solvers of choice problems, compared with trying all assignments."""
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 
@@ -8,7 +11,7 @@ from gt.sharding.optimizer.graph_reduction import ReducedModel, undominated_choi
 from gt.sharding.optimizer.linear_program import solve_exactly
 from gt.sharding.optimizer.message_passing import _MessagePassing, approximate
 from gt.sharding.optimizer.pairwise_model import ModelBuilder, PairwiseModel
-from gt.sharding.optimizer.simple_solver import SimpleSolver, brute_force
+from gt.sharding.optimizer.simple_solver import SimpleSolver
 from gt.sharding.optimizer.strategy_graph import MergedModel
 
 
@@ -24,6 +27,16 @@ def random_model(seed, variables=6, choices=4, share=0.6, limits=2):
                 builder.add_pair(i, j, rng.random((sizes[i], sizes[j])))
     memory = tuple([rng.random((limits, size)) for size in sizes])
     return PairwiseModel(tuple(builder.unary), builder.pairs, memory)
+
+
+def brute_force(model, limits=()):
+    """The best assignment, found by trying all."""
+    best, cost = None, math.inf
+    for chosen in itertools.product(*[range(len(costs)) for costs in model.unary]):
+        own = model.cost(chosen)
+        if own < cost and all(model.usage(chosen)[: len(limits)] <= np.array(limits)):
+            best, cost = list(chosen), own
+    return best
 
 
 @pytest.mark.parametrize("seed", range(8))
