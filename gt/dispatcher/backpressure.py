@@ -20,7 +20,7 @@ MAX_UNREAD = 1 << 28  # bytes; a read of any size may begin while fewer are unre
 MAX_SENT = 1 << 29  # unread bytes of answers, not counting reads of COUNTED_BYTES or more
 MAX_QUEUED = 1 << 17  # queued instructions
 OVER_LIMIT = 2  # times its limit on instructions in flight may be queued: clients wait before they reach the limit
-MAX_QUEUED_BYTES = 1 << 30  # of their payloads
+MAX_QUEUED_BYTES = 1 << 30  # bytes of the payloads of queued instructions
 MAX_SLICE = 1 << 10  # instructions that are carried out before those of other sessions get a turn
 
 QueuedInstruction: TypeAlias = Instruction | ReadSessions | EndSession

@@ -18,7 +18,7 @@ UseDispatcher: TypeAlias = Callable[[Callable[[Dispatcher], Sequence[Outgoing]]]
 
 
 class DispatcherCaptures:
-    """One capture at a time."""
+    """Captures the events of a dispatcher, one capture at a time."""
 
     def __init__(self, with_dispatcher: UseDispatcher) -> None:
         self._with_dispatcher = with_dispatcher
@@ -32,7 +32,7 @@ class DispatcherCaptures:
         self._capture = capture
 
     def end(self, seconds: float) -> Captured:
-        """Stop capturing, and wait so many seconds for the workers' timelines, which come after the work that they have
+        """Stop capturing, and wait `seconds` for the workers' timelines, which come after the work that they have
         been given."""
         assert self._capture is not None, "a capture is begun before it is ended"
         capture, self._capture = self._capture, None

@@ -110,15 +110,15 @@ class SessionAdministration:
 
 ClientMessage: TypeAlias = QueuedInstruction | AckRead | AckBytes | AckMessages
 
-TURN_SECONDS = 0.01  # in which instructions of the sessions of a key are carried out before other peers are heard
+TURN_SECONDS = 0.01  # time for instructions of the sessions of a key, before messages of other peers are read
 
 log = logging.getLogger("gt.dispatcher")
 
 
 class ClientMessages:
-    """While the server `is_draining`, only what frees memory or ends a session is carried out: new work would never be
-    done. Clients in `runnable` have instructions for the next turn of the server: each key gets the same time there,
-    however many clients it has."""
+    """Checks and queues the messages of clients, and passes them to the dispatcher. While the server `is_draining`,
+    only what frees memory or ends a session is carried out. Clients in `runnable` have instructions for the next turn:
+    each key gets the same time there, however many clients it has."""
 
     def __init__(self, dispatcher: Dispatcher, peers: PeerTable, delivery: Delivery, departures: Departures) -> None:
         self._dispatcher = dispatcher
@@ -260,7 +260,8 @@ class ClientMessages:
         payloads: Sequence[Payload],
         carry_out: Callable[[int, Any, Any], list[Outgoing]] | None = None,
     ) -> None:
-        """`carry_out` is `Dispatcher.submit` for clients that share the workers; `Dispatcher.instruct` by default."""
+        """Pass a batch to `carry_out`: `Dispatcher.submit` for clients that share workers, else
+        `Dispatcher.instruct`."""
         try:
             outgoing = (carry_out or self._dispatcher.instruct)(session, batch, payloads)  # type: ignore[arg-type]
         except Exception as error:  # an internal error: the other clients are served

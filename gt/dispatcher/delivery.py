@@ -44,7 +44,7 @@ class _CommandRun(NamedTuple):
 
 
 class Delivery:
-    """`local_sessions` are sessions of this process, whose answers are handed over by a call."""
+    """Sends messages to clients and workers; to `local_sessions`, those of this process, by a call."""
 
     def __init__(self, router: Router, peers: PeerTable) -> None:
         self._router = router

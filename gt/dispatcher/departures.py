@@ -1,4 +1,4 @@
-"""Peers that leave: their process or connection has ended, or they are given up or dismissed."""
+"""Peers that leave: their process or connection has ended, or they are dropped or dismissed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gt.wire.process_identity import is_stopped, start_mark
 from gt.wire.refusals import Refusals
 
 MAX_MALFORMED = 3  # malformed messages after which a peer is disconnected
-_PARTING_SECONDS = 5.0  # for a peer to receive its last message
+_PARTING_SECONDS = 5.0  # time for a peer to receive its last message
 
 
 class PendingConnections:
@@ -54,8 +54,8 @@ log = logging.getLogger("gt.dispatcher")
 
 
 class Departures:
-    """`silence_limit` is the time in seconds after which a silent peer is given up; `killed` are the processes of
-    workers that were stopped for so long, and were killed for that."""
+    """Removes peers that have left, and those that are silent for `silence_limit` seconds. `killed` are the processes
+    of workers that were stopped for that long, and killed."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Departures:
         self.killed: set[int] = set()
 
     def note_connection_end(self, identity: bytes) -> None:
-        """A worker is given up at the next check, after its earlier messages were read; a client after its lease."""
+        """A worker is dropped at the next check, after its earlier messages were read; a client after its lease."""
         self._pending_connections.forget(identity)
         peer = self._peers.by_identity.get(identity)
         if peer is None or peer.lost:

@@ -55,11 +55,10 @@ log = logging.getLogger("gt.dispatcher")
 
 
 class Dispatcher:
-    """Methods that carry out something return the messages to send, in the one order that all workers follow. The
-    `observer`, if there is one, sees each message. `copy_limit` is the most bytes of copies on a worker (None: half of
-    the memory of the smallest worker), and `limits` are those of each session. `recent` is set while somebody wants to
-    know the lines of tensors. `note_rejection` is told of the session, the kind and the reason of each instruction that
-    a client got wrong."""
+    """Turns instructions and reports into messages to send, in the one order that all workers follow. The `observer`,
+    if there is one, sees each message. `copy_limit` is the most bytes of copies on a worker (None: half of the memory
+    of the smallest worker), and `limits` are those of each session. `recent` is set while a tool asks for the lines of
+    tensors. `note_rejection` gets the session, the kind and the reason of each invalid instruction."""
 
     def __init__(
         self, observer: Observer | None = None, copy_limit: int | None = None, limits: Limits | None = None
@@ -93,7 +92,7 @@ class Dispatcher:
         self._instructions.actions[Goodbye] = self._goodbye
         self._instructions.actions[ReadStory] = self._read_story
         self._recent_messages: dict[int, RecentMessages] = {}
-        self.keeps_sites = False  # of tensors made long ago, for workers that may be lost
+        self.keeps_sites = False  # whether the sites of old tensors are kept, for workers that may be lost
         self.captures = CaptureRequests()
         self.failures = outgoing.failures
         self.recent: RecentBatches | None = None
@@ -144,7 +143,7 @@ class Dispatcher:
         return DeadWorker(pid, shorten(reason), shorten(last_op), op_key, is_drained)
 
     def _drain(self, ident: int, last_op: str, op_id: int) -> list[Outgoing]:
-        """A worker was told to end: it goes on until its tensors are with others."""
+        """A worker was asked to end: it goes on until its tensors are with others."""
         self._drains.begin(ident, self._dead_worker(ident, f"left: {TOLD_TO_END}", last_op, op_id))
         return self._outgoing.take()
 
@@ -153,7 +152,7 @@ class Dispatcher:
         return messages.find_sites(session, idents) if messages is not None else {}
 
     def open_session(self, host: str, pid: int, key: str = "") -> int:
-        """`key` is the name of the key by which the client was let in."""
+        """Open a session for a client that was admitted by the key with the name `key`."""
         session = self._membership.open_session(host, pid, key)
         self._recent_messages[session] = RecentMessages(self.state.tensors if self.keeps_sites else ())
         return session
@@ -179,13 +178,13 @@ class Dispatcher:
         return self._outgoing.take()
 
     def set_worker_description(self, describe: Callable[[int], str]) -> None:
-        """`describe` gives the state of a worker that is ready, for people."""
+        """Set the function that gives the state of a ready worker as text."""
         self._instructions.describe_worker = describe
 
     # Instructions
 
     def submit(self, ident: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> list[Outgoing]:
-        """Queue instructions of a client that shares the workers with others, and carry out those whose turn it is. A
+        """Queue instructions of a client that shares the workers, and carry out those whose turn it is. A
         Goodbye is carried out immediately, and drops the client's queued instructions."""
         if any(type(instruction) is Goodbye for instruction in batch):
             self._fair_queue.forget_session(ident)
@@ -212,7 +211,7 @@ class Dispatcher:
         return outgoing
 
     def instruct(self, ident: int, batch: Sequence[Instruction], buffers: Sequence[Buffer]) -> list[Outgoing]:
-        """Carry out instructions immediately, each in a transaction of its own. Hot path: a transaction as in
+        """Carry out instructions immediately, each in its own transaction. Hot path: a transaction as in
         `Transactions.begin`, without its calls."""
         session = self.state.sessions.get(ident)
         if session is None:
@@ -279,8 +278,8 @@ class Dispatcher:
     def report(
         self, worker: int, report: Report, buffer: Buffer | None, progress: Sequence[int] = (0, 0)
     ) -> list[Outgoing]:
-        """`progress` is the op id and the site of the worker's last op. A report that does not fit raises ProtocolError
-        and changes nothing."""
+        """Handle a worker's report. `progress` is the op id and the site of its last op. A report that does not fit
+        raises ProtocolError and changes nothing."""
         if self._outgoing.observer is not None:
             self._outgoing.observe("WORKER_RECV", f"worker {worker}", report)
         if isinstance(report, TimelineReport) and session_of(report.request) == ALL_SESSIONS:
@@ -343,7 +342,7 @@ class Dispatcher:
         return shorten(f"{op} ({site})" if site else op)
 
     def describe_op_to(self, reader: int, op_id: int, site_id: int) -> str:
-        """A worker's last op for a session, which is told nothing of the programs of other keys."""
+        """A worker's last op, as shown to a session: ops of programs of other keys are hidden."""
         session = self.state.sessions.get(session_of(op_id))
         if session is not None and session.key != self.state.sessions[reader].key:
             return OP_OF_ANOTHER

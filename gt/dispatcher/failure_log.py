@@ -13,21 +13,21 @@ from gt.core.program_view import FailureState
 from gt.dispatcher.state_records import SessionRecord
 
 KEPT = 64
-KEPT_CAUSES = 4096  # of reported failures, for reports of other workers
+KEPT_CAUSES = 4096  # causes of reported failures, for reports of other workers
 
 _Cause: TypeAlias = tuple[int, str, str, str, str]
 """The session, the op, the line, and the kind and message of the error."""
 
 
 class FailureLog:
-    """A failure that several workers report, or several reads, is one. An op of a line that fails again in the same way
-    is kept once, with its number of `times`: a loop that catches its errors leaves room for others. `count` are all
-    failures, also those that are not kept."""
+    """Keeps the latest failures: one for all workers and reads that report it. An op of a line that fails again in the
+    same way is kept once, with its number of `times`: a loop that catches its errors leaves room for others. `count` is
+    the number of all failures, also of those that are not kept."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.count = 0
         self._clock = clock
-        self._kept: dict[_Cause, FailureState] = {}  # in the order of their last times
+        self._kept: dict[_Cause, FailureState] = {}  # ordered by last time
         self._causes: dict[tuple[int, int, str], _Cause] = {}  # by session, origin and op
 
     def note(self, session: SessionRecord, failure: Failure) -> None:

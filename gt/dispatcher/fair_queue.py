@@ -26,9 +26,9 @@ from gt.wire.codec import Buffer
 UNIT_BYTES = 1 << 16
 FIRST_UNITS = 32.0  # allowance of a client before the duration of a unit is known
 MAX_UNITS = 512.0  # largest allowance
-TARGET_NANOSECONDS = 50e6  # of unfinished work that a client, and that all clients of a key, should have on a worker
-MARKED_SHARE = 0.25  # of the allowance: so much work follows a mark before the next one
-ACTIVE_CLIENTS = 8  # of a key may each have something unfinished, whatever that takes
+TARGET_NANOSECONDS = 50e6  # target for the unfinished work of a client, and of all clients of a key, on a worker
+MARKED_SHARE = 0.25  # work between two marks, as a share of the allowance
+ACTIVE_CLIENTS = 8  # clients of a key that may have unfinished work at any cost
 ALONE_FACTOR = 32  # multiplies the allowance of a client that is alone: only a later client could wait for it
 
 
@@ -91,9 +91,9 @@ class _KeyQueue:
 
 
 class _ClientQueue:
-    """`allowance` limits the cost of the commands on a worker that are not known to be done, and `expected` are the
-    nanoseconds that these take. `unmarked` is the part of that cost that follows the last mark, by worker. `pace` is
-    the duration of a unit in nanoseconds, as reported by workers."""
+    """Queues the instructions of one client. `allowance` limits the cost of its commands on a worker that are not known
+    to be done, and `expected` are the nanoseconds that these take. `unmarked` is the part of that cost after the last
+    mark, by worker. `pace` is the duration of a unit in nanoseconds, as reported by workers."""
 
     def __init__(self, key: _KeyQueue) -> None:
         self.key = key
@@ -162,12 +162,12 @@ class _ClientQueue:
 
 
 class FairQueue:
-    """`state` gives the sizes of tensors, from which the cost of an instruction follows."""
+    """Queues instructions of sessions by cost, which follows from the sizes of tensors in `state`."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._clients: dict[int, _ClientQueue] = {}
-        self._keys: dict[str, _KeyQueue] = {}  # in the order of their turns
+        self._keys: dict[str, _KeyQueue] = {}  # ordered by turn
         self._marks: dict[int, Mark] = {}
         self._last_mark = 0
 

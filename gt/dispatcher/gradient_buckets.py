@@ -20,10 +20,10 @@ from gt.dispatcher.tensor_records import GradientRecord, TensorRecord
 from gt.sharding.spec import DimSpec, ShardingSpec, whole
 from gt.wire.codec import Buffer
 
-BUCKET_BYTES = 4 << 20  # of a worker's parts: a bucket with at least this many bytes is full
-CUT_BUCKET_BYTES = 1 << 20  # of cut parameters: their partial gradients are larger than the reduced parts
-MAX_TENSORS = 512  # of a bucket: its program has one step for each
-MAX_PLANS = 64  # of buckets of a session: a program whose gradients differ from step to step needs ever new plans
+BUCKET_BYTES = 4 << 20  # a bucket is full when a worker's parts have this size
+CUT_BUCKET_BYTES = 1 << 20  # the same for cut parameters: their partial gradients are larger than the reduced parts
+MAX_TENSORS = 512  # tensors of a bucket: its program has one step for each
+MAX_PLANS = 64  # plans of a session's buckets: a program whose gradients differ from step to step needs ever new plans
 
 
 class GradientBuckets:

@@ -68,7 +68,7 @@ class GroupStore:
         self.set_ready(self._state.workers)
 
     def set_ready(self, workers: Iterable[int]) -> None:
-        """Workers get commands from now on, and clients are told of them."""
+        """Send commands to the workers from now on, and notify clients of them."""
         new = [ident for ident in workers if not self._state.workers[ident].ready]
         self._state.set_ready(new)
         for session in self._state.sessions:

@@ -41,7 +41,7 @@ def internal_errors_logged(what: str) -> Generator[None]:
 
 @dataclass
 class _WaitingClient:
-    """A client that was not welcomed yet, with the name of its key. `told` is the reason it was told last."""
+    """A client that was not welcomed yet, with the name of its key. `told` is the last reason sent to it."""
 
     hello: Hello
     key: str
@@ -49,7 +49,7 @@ class _WaitingClient:
 
 
 class Greeting(NamedTuple):
-    """What a server tells those who join: the path of its instruction log, the text of its configuration of signals and
+    """What a server sends to new peers: the path of its instruction log, the text of its configuration of signals and
     the name of that file, and the command by which workers join it. `server` and `lease`: see SessionLeases."""
 
     log_path: str = ""
@@ -61,7 +61,7 @@ class Greeting(NamedTuple):
 
 
 class Handshakes:
-    """Answers the hellos of workers and clients. None is let in while the server `is_ending`."""
+    """Answers the hellos of workers and clients. None is admitted while the server `is_ending`."""
 
     def __init__(self, dispatcher: Dispatcher, peers: PeerTable, delivery: Delivery, greeting: Greeting) -> None:
         self._dispatcher = dispatcher
@@ -72,7 +72,7 @@ class Handshakes:
         self._waiting: dict[bytes, _WaitingClient] = {}
 
     def greet(self, identity: bytes, hello: Hello, key: str, process: int) -> None:
-        """`key` is the name of the peer's key, and `process` its pid, if that is proven."""
+        """Answer a hello. `key` is the name of the peer's key, and `process` its pid, if that is proven."""
         if self.is_ending:
             raise ProtocolError("the server is about to end, and lets in nobody", "unknown")
         if hello.role == "worker":

@@ -23,7 +23,7 @@ Cause: TypeAlias = int | Failure
 
 
 class InvalidInstruction(Exception):
-    """`kind` is the one by which a server counts it."""
+    """An instruction that cannot be carried out. A server counts these by `kind`."""
 
     def __init__(self, text: str = "", kind: RefusalKind = "instruction") -> None:
         super().__init__(text)

@@ -81,8 +81,8 @@ InstructionAction: TypeAlias = Callable[[SessionRecord, Any, Buffer | None], Non
 
 
 class Instructions:
-    """`actions` by kind of instruction. The caller commits an action, or rolls it back if it raises. `describe_worker`
-    gives the state of a worker that is ready."""
+    """Carries out instructions by the `actions` for their kinds. The caller commits an action, or rolls it back if it
+    raises. `describe_worker` gives the state of a worker that is ready."""
 
     def __init__(
         self,

@@ -21,12 +21,12 @@ from gt.dispatcher.state import State
 from gt.dispatcher.state_records import DeadWorker, SessionRecord
 from gt.dispatcher.transactions import Transactions
 
-MAX_LINES = 8  # those with the most bytes; all others are told as one
-MAX_EXAMPLES = 3  # of dtypes and shapes
+MAX_LINES = 8  # lines with the most bytes; all others are summed up as one
+MAX_EXAMPLES = 3  # dtypes and shapes that are named
 
 
 def describe_losses(lost: Sequence[tuple[int, TensorMeta]], sites: Mapping[int, int]) -> tuple[LostLine, ...]:
-    """`sites` are those of the lines that made tensors, by id, as far as they are known."""
+    """Describe lost tensors by the lines that made them: `sites`, by id, as far as they are known."""
     by_site: dict[int, list[TensorMeta]] = {}
     for ident, meta in lost:
         by_site.setdefault(sites.get(ident, 0), []).append(meta)
@@ -105,7 +105,7 @@ class Membership:
 
     def lose_worker(self, ident: int, dead: DeadWorker, reports: Reports, find_sites: FindSites) -> None:
         """Remove a lost worker, and tell the other workers, which may wait for it in an exchange. The requests that
-        wait for it fail first; each session then loses its tensors in a transaction of its own."""
+        wait for it fail first; each session then loses its tensors in its own transaction."""
         with self._transactions.begin():
             self._outgoing.observe("DISCONNECT", f"worker {ident}", None)
             self._state.remove_worker(ident, dead)

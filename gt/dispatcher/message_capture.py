@@ -67,8 +67,8 @@ class MessageCapture:
         start: int,
         created: Mapping[int, TensorRecord],
     ) -> None:
-        """`created` are the tensors that the outgoing commands create from nothing: their layouts may be forgotten when
-        the capture ends."""
+        """Note a batch. `created` are the tensors that the outgoing commands create from nothing: their layouts may be
+        forgotten when the capture ends."""
         if self._has_room(len(batch) + len(outgoing)):
             self._noted.append(_Batch(start, self.clock(), session, batch, outgoing, created))
 
@@ -124,7 +124,7 @@ class CaptureRequests:
     def __init__(self) -> None:
         self.current: MessageCapture | None = None
         self._ending: MessageCapture | None = None
-        self._asked: dict[int, set[int]] = {}  # by request, the workers that have not answered
+        self._asked: dict[int, set[int]] = {}  # workers that have not answered, by request
         self._last = 0  # request: an odd one begins a recording, the next one ends it
 
     def begin(self, capture: MessageCapture, workers: tuple[int, ...]) -> list[Outgoing]:

@@ -53,8 +53,8 @@ def split_bytes(buffer: Buffer | None, sizes: Sequence[int]) -> list[Buffer | No
 
 
 class MessageQueue:
-    """Messages wait in `queued` until `take`. The `observer`, if there is one, sees each message once it is certain to
-    be sent. `failures` are those that clients were told of."""
+    """Holds messages in `queued` until `take`. The `observer`, if there is one, sees each message once it is certain to
+    be sent. `failures` are those that were reported to clients."""
 
     def __init__(self, state: State, observer: Observer | None) -> None:
         self.observer = observer

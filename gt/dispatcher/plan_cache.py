@@ -22,8 +22,8 @@ from gt.signals.policy import Policy
 
 
 class PlanCache:
-    """The plans themselves are part of the state: `OpRecord.plans`. The `observer`, if there is one, sees each new
-    plan."""
+    """Finds the plan of an op, or makes it. Plans are part of the state: `OpRecord.plans`. The `observer`, if there is
+    one, sees each new plan."""
 
     def __init__(
         self,

@@ -93,7 +93,7 @@ class MoveRecord(NamedTuple):
 
 
 class SplitRecord(NamedTuple):
-    """A segment of so many ops that was split into `parts`, which workers replay; `first` and `last` name its ops."""
+    """A segment of `ops` ops that was split into `parts`, which workers replay; `first` and `last` name its ops."""
 
     segment: int
     ops: int

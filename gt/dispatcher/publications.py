@@ -1,6 +1,6 @@
 """Published tensors: values that a session shares with others, read-only and without moving a byte.
 
-A published version has an id of its own, and so has the tensor of each subscriber. All of them name the same memory of
+A published version has its own id, and so has the tensor of each subscriber. All of them name the same memory of
 the workers, which they keep as long as one of them is there. A tensor that shares memory is copied before it is
 written, so that no session sees another one's writes.
 """
@@ -29,7 +29,7 @@ from gt.dispatcher.state_records import SessionRecord
 from gt.dispatcher.tensor_records import PublishedTensor, TensorRecord
 from gt.wire.codec import Buffer
 
-EVERYBODY = "*"  # in place of the name of a key: all sessions may subscribe
+EVERYBODY = "*"  # replaces the name of a key: all sessions may subscribe
 MAX_PUBLISHED = 1 << 14  # names of a server
 MAX_OF_KEY = 1 << 12  # names that sessions of one key publish
 
@@ -92,7 +92,7 @@ class Publications(NamedTuple):
         if known is None or not self._may_see(session, known):
             self._refuse(session, subscribe.request, self._describe_names(session, subscribe.name))
             return
-        if known.ident in state.missing:  # with its worker: reading it says so
+        if known.ident in state.missing:  # lost with its worker: reading it says so
             missing = state.missing[known.ident]
             state.mark_missing(subscribe.id, missing.meta, missing.cause)
         else:
@@ -102,7 +102,7 @@ class Publications(NamedTuple):
         self.outgoing.answer(session.ident, Subscribed(subscribe.request, state.meta(subscribe.id)))
 
     def unshare(self, session: SessionRecord, idents: Sequence[int], site: int) -> None:
-        """Give tensors that are about to be written memory of their own, if they share it with others."""
+        """Give tensors that are about to be written their own memory, if they share it with others."""
         for ident in dict.fromkeys(idents):
             if ident in self.state.shared:
                 tensor = self.state.tensors[ident]

@@ -25,14 +25,14 @@ class _Batch(NamedTuple):
 
 
 class RecentBatches:
-    """`note` is called by the dispatcher, everything else by the reader. `dropped` counts batches."""
+    """The latest batches. The dispatcher calls `note`, the reader everything else. `dropped` counts batches."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.dropped = 0
         self._limit = limit
         self._batches: deque[_Batch] = deque()
         self._lines: dict[int, str] = {}
-        self._missed: set[int] = set()  # at the last look
+        self._missed: set[int] = set()  # missed at the last look
         self._unknown: set[int] = set()  # missed twice: their batches are gone
 
     def note(self, session: SessionRecord, batch: Sequence[Instruction]) -> None:

@@ -20,7 +20,7 @@ from gt.dispatcher.tensor_tables import TensorTables
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.sharding.spec_text import parse_spec
 
-SHARE_OF_COPIES = 0.5  # of a worker's memory, if the user names no limit
+SHARE_OF_COPIES = 0.5  # share of a worker's memory for copies, if the user sets no limit
 
 
 def default_limit(workers: Iterable[WorkerRecord]) -> int | None:
@@ -163,8 +163,8 @@ class Redistributor:
     def require_room(
         self, session: SessionRecord, new: Sequence[TensorRecord], tensors: int = 0, in_use: Collection[int] = ()
     ) -> None:
-        """Drop copies of a session so that it may hold the memory of `new`, which counts as so many tensors. Raises
-        LimitExceeded if it may not."""
+        """Drop copies of a session so that it may hold the memory of `new`, which counts as `tensors` tensors.
+        Raises LimitExceeded if it may not."""
         for copy in copies_over_limit(self._state, session.ident, new, tensors, in_use):
             self.drop_copy(*self._state.copy_order[copy])
 

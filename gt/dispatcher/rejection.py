@@ -31,7 +31,7 @@ from gt.sharding.spec import DeviceMesh
 
 log = logging.getLogger("gt.dispatcher")
 
-DISPATCHER = -1  # in a Failure, in place of a worker
+DISPATCHER = -1  # replaces the worker in a Failure
 OP_OF_ANOTHER = "an op of another program"  # whose key is another one
 _MAX_TEXT = 1 << 14
 

@@ -32,7 +32,7 @@ class DeferredFailures:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._deferred: list[tuple[int, DeferredFailure]] = []  # with the number of the check that releases it
+        self._deferred: list[tuple[int, DeferredFailure]] = []  # each with the number of its releasing check
         self._checks = 0
         self._unexplained: deque[int] = deque(maxlen=REMEMBERED)
 
@@ -60,7 +60,7 @@ class DeferredFailures:
 
 
 class Reports:
-    """Each method is one transaction: a report that raises ProtocolError changes nothing."""
+    """Handles workers' reports. Each method is one transaction: one that raises ProtocolError changes nothing."""
 
     def __init__(
         self, state: State, outgoing: MessageQueue, transactions: Transactions, requests: Requests, store: GroupStore
@@ -102,7 +102,7 @@ class Reports:
             self._pass_on(failure)
 
     def _pass_on(self, deferred: DeferredFailure) -> None:
-        """Answer the request that failed, or tell the client of a failed op, unless it was told of the lost worker that
+        """Answer the request that failed, or report a failed op to the client, unless it knows of the lost worker that
         explains the failure."""
         worker, report = deferred
         if isinstance(report, Failed):

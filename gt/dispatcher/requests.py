@@ -47,14 +47,14 @@ from gt.wire.codec import Buffer
 
 
 class Requests:
-    """The requests themselves are part of the state: `State.pending`."""
+    """Asks workers, and answers clients when all have replied. The requests are part of the state: `State.pending`."""
 
     def __init__(self, state: State, outgoing: MessageQueue) -> None:
         self._state = state
         self._outgoing = outgoing
 
     def wait(self, request: int, workers: Sequence[int], *expects: type[Reply]) -> None:
-        """`expects`: the kinds of replies that workers may send."""
+        """Record a request that workers have to answer. `expects`: the kinds of replies that they may send."""
         self._state.add_request(request, PendingRequest(frozenset(workers), expects))
 
     def wait_for_read(self, request: int, reads: Sequence[ReadPart], layout: ShardingSpec | None) -> None:

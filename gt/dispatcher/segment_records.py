@@ -28,7 +28,7 @@ class LinearOp(NamedTuple):
 
 class SegmentPart(NamedTuple):
     """Consecutive ops of a segment that run on the same workers and neither move nor exchange tensors. The workers
-    replay them as a segment of their own, with the id `part_id` and the definition `body`.
+    replay them as a separate segment, with the id `part_id` and the definition `body`.
 
     Slots are those of the client's segment. `externals` are the tensors that exist before the part, and `layouts` their
     layouts. `sources` are the externals of the workers' segment: a slot, and the layout of its copy to use, None for

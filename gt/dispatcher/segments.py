@@ -51,9 +51,9 @@ from gt.sharding.spec import ShardingSpec
 from gt.wire.codec import Buffer
 
 _CUTTING = (BeginModule, DropCopies, PlaceTensor)  # end a part, whether or not they send commands
-MAX_SPLITS = 8  # of a segment, for different layouts
-MAX_VARIANTS = 16  # of a split, for different dead slots
-MAX_SEGMENTS = 3 << 10  # of a session; clients forget theirs at two thirds of that
+MAX_SPLITS = 8  # splits of a segment, for different layouts
+MAX_VARIANTS = 16  # variants of a split, for different dead slots
+MAX_SEGMENTS = 3 << 10  # segments of a session; clients forget theirs at two thirds of that
 
 
 class RunPart(NamedTuple):
@@ -70,7 +70,7 @@ class RunPart(NamedTuple):
 
 
 Single: TypeAlias = Instruction | RunPart
-"""An instruction that is carried out in a transaction of its own."""
+"""An instruction that is carried out in its own transaction."""
 
 
 class Segments:

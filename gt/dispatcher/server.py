@@ -49,18 +49,18 @@ from gt.wire.server_keys import ServerKeys
 log = logging.getLogger("gt.dispatcher")
 
 TICK_MS = 250
-READING_SECONDS = 0.02  # in which messages are read before any is carried out: those of all keys come in one queue
+READING_SECONDS = 0.02  # messages are read this long before any is carried out: those of all keys come in one queue
 NOTICE_SECONDS = 3.0
-POSTED_SECONDS = 10.0  # that another thread waits for its turn
-DISMISSING_SECONDS = 1.0  # for workers to close their connections when they are told to end
-DRAINING_SECONDS = 30.0  # for the answers that clients wait for when the server is told to end
+POSTED_SECONDS = 10.0  # another thread waits at most this long for its turn
+DISMISSING_SECONDS = 1.0  # time for workers to close their connections when they are shut down
+DRAINING_SECONDS = 30.0  # time for the answers that clients wait for when the server is asked to end
 
 
 class Server:
-    """`descriptor` becomes readable when a message may have arrived, for a caller that does not block in `turn`. A peer
-    that is silent for `silence` seconds is given up (0: never), and a client `lease` seconds later. With `keys` only
-    peers that have them are let in. `copy_limit`, `limits`: see Dispatcher. `greeting`: what those who join are told.
-    `turned_at` is the time of the last turn."""
+    """Polls connections, calls the dispatcher and sends its messages. `descriptor` becomes readable when a message may
+    have arrived, for a caller that does not block in `turn`. A worker that is silent for `silence` seconds is dropped
+    (0: never), a client `lease` seconds later. With `keys` only peers that have them are admitted. `copy_limit`,
+    `limits`: see Dispatcher. `greeting`: what new peers are sent. `turned_at` is the time of the last turn."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Server:
         self.refusals = self._router.refusals
         self._silence = silence
         self.is_draining = False
-        self._drained_at = float("inf")  # the time at which the server ends, whoever waits for an answer
+        self._drained_at = float("inf")  # the time at which the server ends, even if clients wait for answers
         self._observer = observer
         self._stopping = False
         self._are_dismissed = self._is_closed = False
@@ -98,7 +98,7 @@ class Server:
         )
         self._handshakes = Handshakes(self.dispatcher, self.peers, self.delivery, greeting)
         self._pending_connections = PendingConnections()
-        self._posted: deque[Callable[[], None]] = deque()  # by other threads
+        self._posted: deque[Callable[[], None]] = deque()  # calls posted by other threads
         self.departures = Departures(
             self.dispatcher,
             self.peers,
@@ -146,7 +146,7 @@ class Server:
             waited_for.difference_update(self._router.take_lost())
 
     def set_worker_command(self, command: str) -> None:
-        """The command by which workers join, of which clients are told that wait for more of them."""
+        """Set the command by which workers join; clients that wait for more workers are shown it."""
         self._handshakes.greeting = self._handshakes.greeting._replace(worker_command=command)
 
     def turn(self, *, waits: bool = True) -> bool:

@@ -21,7 +21,7 @@ _REMEMBERED = 1 << 10  # sessions that were ended without their clients
 
 
 class _EndedSession(NamedTuple):
-    """A session that was ended without its client, who may ask for it: `token` and `key` are the client's."""
+    """A session that was ended without its client, which may ask for it: `token` and `key` are the client's."""
 
     token: str
     key: str
@@ -29,7 +29,7 @@ class _EndedSession(NamedTuple):
 
 
 class SessionLeases:
-    """`server` identifies this process to clients that connect again; `seconds` is the time of a lease."""
+    """Keeps sessions without a connection for `seconds`. `server` identifies this process to clients that reconnect."""
 
     def __init__(self, peers: PeerTable, seconds: float) -> None:
         self.server = secrets.token_hex(8)
@@ -54,7 +54,7 @@ class SessionLeases:
         return now - (peer.kept_until - self.seconds)
 
     def note_ended(self, peer: Peer, reason: str) -> None:
-        """A session was ended without its client, who is told why if it connects again."""
+        """A session was ended without its client, which gets the reason if it connects again."""
         self._ended[peer.ident] = _EndedSession(peer.session_secret, peer.key, reason)
         while len(self._ended) > _REMEMBERED:
             del self._ended[next(iter(self._ended))]

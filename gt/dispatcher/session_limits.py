@@ -15,8 +15,8 @@ _ADVICE = "free tensors that are not needed, or ask for a larger limit (python -
 
 
 def fits(tables: TensorTables, session: int, nbytes: int, tensors: int) -> bool:
-    """Whether a session may hold more: so many tensors with so many bytes, on whatever workers. False where that
-    depends on the workers."""
+    """Whether a session may hold `tensors` more tensors of `nbytes` in all, on any workers. False where that depends on
+    the workers."""
     limits, use = tables.limits, tables.uses.get(session)
     if limits is None or use is None:
         return True
@@ -28,7 +28,7 @@ def fits(tables: TensorTables, session: int, nbytes: int, tensors: int) -> bool:
 def copies_over_limit(
     tables: TensorTables, session: int, new: Sequence[TensorRecord], tensors: int, in_use: Collection[int] = ()
 ) -> list[int]:
-    """The copies of a session that are dropped so that it may hold the memory of `new`, which counts as so many
+    """The copies of a session that are dropped so that it may hold the memory of `new`, which counts as `tensors`
     tensors. Raises LimitExceeded if that is not enough. Copies that are `in_use` stay."""
     if fits(tables, session, sum([tensor.nbytes for tensor in new]), tensors):
         return []

@@ -38,23 +38,23 @@ from gt.sharding.spec import DeviceMesh
 from gt.signals.policy import Policy
 
 MAX_DEFINED = 1 << 27  # bytes of the definitions of a session, as they were sent
-MAX_DEFINED_OF_KEY = 1 << 28  # of those of all sessions of a key
-RECORD_BYTES = 128  # that a definition takes besides its text
-MAX_COLLECTIVES = 1 << 20  # of a session that watches its traffic; more are not noted
-MAX_GATHERINGS = 1 << 16  # lines of which a client is told that their inputs are gathered
-FACTS_KEPT = 1024  # of ops and programs of a session that were removed
-MAX_PLANS = 1 << 15  # of a session; one with more loses all of them, and plans anew
-NEW_BYTES = 1 << 20  # that other workers hold more than a new one, before a tensor without a layout goes to it
-DEAD_KEPT = 4096  # workers of which it is known why they were lost
+MAX_DEFINED_OF_KEY = 1 << 28  # bytes of the definitions of all sessions of a key
+RECORD_BYTES = 128  # size of a definition besides its text
+MAX_COLLECTIVES = 1 << 20  # collectives kept for a session that watches its traffic
+MAX_GATHERINGS = 1 << 16  # lines whose gathered inputs are reported to a client
+FACTS_KEPT = 1024  # facts kept of removed ops and programs of a session
+MAX_PLANS = 1 << 15  # plans of a session; one with more loses all of them, and plans anew
+NEW_BYTES = 1 << 20  # a tensor without a layout goes to a new worker if the others hold this much more
+DEAD_KEPT = 4096  # lost workers whose reasons are kept
 MODULES_KEPT = 1 << 14  # modules of a session whose needed layouts are remembered
 _encoder = msgspec.msgpack.Encoder()
 
 
 @dataclass
 class State(TensorLosses):
-    """`pending` are unanswered requests by id, `dead_workers` the last ones that were lost. `copy_limit` is the most
-    bytes of copies on a worker (None: there is no limit). `published` are the tensors that sessions have published, by
-    name. `store` is the key-value store at which process groups are formed, on the worker `store_host`."""
+    """The workers, sessions and tensors. `pending` are unanswered requests by id, `dead_workers` the last that were
+    lost. `copy_limit` is the most bytes of copies on a worker (None: no limit). `published` are tensors that sessions
+    have published, by name. `store` is the key-value store for process groups, on worker `store_host`."""
 
     copy_limit: int | None = None
     workers: dict[int, WorkerRecord] = field(default_factory=dict)
@@ -215,7 +215,7 @@ class State(TensorLosses):
         self.undo.put(self.published, name, published)
 
     def unpublish(self, name: str) -> list[tuple[int, DeviceMesh]]:
-        """Returns the published version, to be freed: subscribers have ids of their own."""
+        """Returns the published version, to be freed: subscribers have their own ids."""
         published = self.undo.drop(self.published, name)
         self._count_definition(self.sessions[published.session], -_size_of_publication(name, published))
         return self.remove(published.ident)

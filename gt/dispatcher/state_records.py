@@ -40,8 +40,8 @@ class WorkerRecord:
     not `ready` cannot exchange tensors with others yet and gets no work. `solo_mesh` is the mesh of this worker only.
     `memory` are the bytes of its device (0: not known). `address` is the one at which other workers reach it: a
     loopback address if only those of its machine do. One with `hosts_store` was asked to host the store of process
-    groups. One that `is_new` has joined while others worked, and has done no work yet. One that is `leaving` is told to
-    end, as the record says: it gets no new tensors, and once it `is_closed`, instructions that name it fail as if it
+    groups. One that `is_new` has joined while others worked, and has done no work yet. One that is `leaving` is asked
+    to end, as the record says: it gets no new tensors, and once it `is_closed`, instructions that name it fail as if it
     were lost."""
 
     info: WorkerInfo
@@ -104,7 +104,7 @@ class PendingRequest(NamedTuple):
     """A request that workers have not answered yet.
 
     `waiting_for` are the workers whose reply is missing, `expects` the kinds of replies they may send, `replies` those
-    that have arrived, with the bytes beside them. With `is_answered` the client was already told of a lost worker, and
+    that have arrived, with the bytes beside them. With `is_answered` the client already knows of a lost worker, and
     the replies still on their way are dropped. `version_ids` are the tensors of a ReadVersions. Of a read: its parts,
     and the layout that they are of, None for a whole tensor. Of a query: the `mesh` that runs it, the `first` id of its
     results, and the new ids and previous metas of the tensors it writes.
@@ -139,7 +139,7 @@ class HaltedStep(NamedTuple):
 
 
 class RunningModule(NamedTuple):
-    """The module of a client that began last, and the ids of its own parameters."""
+    """The last module that a client began, and the ids of its own parameters."""
 
     module: int
     parameters: tuple[int, ...]
@@ -155,13 +155,13 @@ class ModuleNeeds(NamedTuple):
 
 @dataclass
 class SessionRecord:
-    """A client's session. `key` is the name of the key by which it was let in ("": that of the server's own program).
+    """A client's session. `key` is the name of the key by which it was admitted ("": that of the server's own program).
 
     `ops`, `sites` and `scopes` are the client's definitions by id; `program_names` are the names of ops by the ids that
     the dispatcher gave to their programs, and `move_plans` the cached plans of moves. `forgotten` are facts about the
     last ops and programs that were removed, which a worker may still run, and which stories tell of. `collectives` is
-    filled while the client `watches` its traffic. `gatherings` are the (op, site) pairs whose gathering the client was
-    told of. `ids_given` counts the ids that the dispatcher gave; results of queries take ids from `next_result` on.
+    filled while the client `watches` its traffic. `gatherings` are the (op, site) pairs whose gathering was reported
+    to it. `ids_given` counts the ids that the dispatcher gave; results of queries take ids from `next_result` on.
     `halted` is set while a step must not write. `workers` have run something for the session. `modules` are the
     needs of modules, by their numbers.
     `segments` are by id, and so are the `segment_parts` that workers know. A session `accumulates` if it adds up the

@@ -36,7 +36,7 @@ from gt.sharding.spec import ShardingSpec, local_box
 from gt.wire.process_identity import is_stopped, this_host
 
 STOPPED = "stopped"
-STOPPED_NANOSECONDS = 500_000_000  # in one state, after which it is found out whether a worker was stopped
+STOPPED_NANOSECONDS = 500_000_000  # a worker is checked for being stopped after this long in one state
 _ATTEMPTS = 5  # the dispatcher's thread may change a table while it is read
 
 
@@ -44,7 +44,7 @@ _Read = TypeVar("_Read")
 
 
 def read_status(dispatcher: Dispatcher, progress: Mapping[int, Sequence[int]]) -> ProgramStatus:
-    """`progress` has the memory in which each worker shows what it does; those of other machines report it."""
+    """The status of the program. `progress` has each worker's progress: shared memory, or reports of other machines."""
 
     def read() -> ProgramStatus:
         workers = _workers(dispatcher, progress)

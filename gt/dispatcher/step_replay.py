@@ -138,7 +138,7 @@ class _Replay:
         self._stack: list[str] = []
         self._backward = ""
         self._in_update = False
-        self._tokens: set[int] = set()  # with which workers agree on a step: their exchange is not counted
+        self._tokens: set[int] = set()  # workers agree on a step with these tensors: their exchange is not counted
         self._peak = 0
 
     def _open_session(self) -> int:

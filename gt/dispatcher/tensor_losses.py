@@ -91,7 +91,7 @@ class TensorLosses(TensorTables):
             _add_useless(losses, copy, spec, rest, worker)
 
     def _lose_part(self, losses: Losses, ident: int, worker: int, rest: ShardingSpec | None) -> None:
-        """`rest` is the layout on other workers that hold all of the tensor, if there are such."""
+        """Lose a worker's part of a tensor. `rest` is the layout on other workers that hold all of it, if any."""
         tensor = self.tensors[ident]
         _add_useless(losses, ident, tensor.spec, rest, worker)
         if rest is not None:

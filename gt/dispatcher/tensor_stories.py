@@ -30,7 +30,7 @@ from gt.dispatcher.state import State
 from gt.dispatcher.state_records import SessionRecord
 from gt.sharding.spec_text import describe_spec, describe_whole
 
-MAX_EVENTS = 1 << 14  # of a story, the latest ones
+MAX_EVENTS = 1 << 14  # latest events of a story
 
 SentCommand: TypeAlias = tuple[tuple[int, ...], Command]
 """The workers that a command was sent to, and the command."""
@@ -212,11 +212,11 @@ class _Tale:
             self.events.append(event)
 
 
-# They are kept as they are, and told as events when asked for.
+# They are kept as they are, and turned into events on request.
 
 
 KEPT = 4096  # messages of a session; a segment is one
-MAX_SITES = 1 << 14  # of tensors that outlive the messages which made them
+MAX_SITES = 1 << 14  # sites of tensors that outlive the messages which made them
 
 
 class RecentMessages:

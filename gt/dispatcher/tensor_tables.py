@@ -309,7 +309,7 @@ class TensorTables:
             self.undo.put(self.shared, member, members)
 
     def unshare(self, ident: int) -> None:
-        """A tensor gets memory of its own, whose bytes count."""
+        """A tensor gets its own memory, whose bytes count."""
         is_counted = not self._is_counted_elsewhere(ident)
         self._leave_group(ident)
         if not is_counted:

@@ -1,4 +1,4 @@
-"""What workers do, as it is told to clients that wait for them and by `gt.workers()`."""
+"""What workers are doing, for clients that wait for them and for `gt.workers()`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gt.dispatcher.status import read_unlocked
 from gt.wire.connections import Router
 from gt.wire.process_identity import is_stopped
 
-MAX_DESCRIBED = 16  # workers that a client waits for, of which it is told what they do
-_BUSY_NANOSECONDS = 1_000_000_000  # with the same commands, after which a worker is listed as busy
+MAX_DESCRIBED = 16  # workers that are described to a client that waits for them
+_BUSY_NANOSECONDS = 1_000_000_000  # a worker with the same commands for this long is listed as busy
 
 
 class WorkerActivity:
-    """A peer that is silent for `silence_limit` seconds is given up (0: never)."""
+    """What each worker is doing, for waiting clients and `gt.workers()`. Silence of `silence_limit` s ends a peer."""
 
     def __init__(
         self, dispatcher: Dispatcher, peers: PeerTable, delivery: Delivery, router: Router, silence_limit: float

@@ -1,9 +1,9 @@
 """Workers that leave on request: their tensors move to the others before they end.
 
-A worker that is told to end says so. From then on it gets no new tensors, and those that it holds are moved: whole ones
+A worker that is asked to end says so. Then it gets no new tensors, and those that it holds are moved: whole ones
 to the worker with the fewest bytes, cut ones to a mesh with a spare worker in its place or, without one, to a smaller
 mesh of the same axes. When the workers have done that, and half a second later, it is closed: instructions that name it
-fail as if it were lost; what messages on their way have put there is moved too, and then it is told to end.
+fail as if it were lost; what messages on their way have put there is moved too, and then it is shut down.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gt.dispatcher.tensor_records import TensorRecord, spec_on
 from gt.dispatcher.transactions import Transactions
 from gt.sharding.spec import DeviceMesh
 
-CHECKS = 2  # of processes, before a worker is closed whose tensors were moved: about half a second
+CHECKS = 2  # checks of processes before a worker whose tensors were moved is closed: about half a second
 log = logging.getLogger("gt.dispatcher")
 
 
@@ -64,7 +64,7 @@ class WorkerDrains:
         self._requests = 0
 
     def is_done(self, worker: int) -> bool:
-        """Whether a worker has been told to end, after all its tensors were moved."""
+        """Whether a worker was shut down after all its tensors were moved."""
         return worker in self._drains and self._drains[worker].is_done
 
     def begin(self, worker: int, dead: DeadWorker) -> None:
