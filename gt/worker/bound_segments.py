@@ -23,7 +23,7 @@ AnyBoundOp: TypeAlias = BoundOp | UnavailableOp | BoundProgram
 Tensors: TypeAlias = MutableMapping[int, Value | FailedValue]
 Pick: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
-MAX_VARIANTS = 8  # of a segment: sets of slots that die in it
+MAX_VARIANTS = 8  # variants of a segment: sets of slots that die in it
 
 
 class DirectStep(NamedTuple):

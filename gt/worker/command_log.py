@@ -31,7 +31,7 @@ COLUMNS = (
     Column("restrided", 9, is_number=True),
     Column("held", 7, is_number=True),
 )
-NANOSECONDS = 1000  # of a microsecond
+NANOSECONDS = 1000  # nanoseconds in a microsecond
 
 
 def open_command_log(
@@ -121,7 +121,7 @@ class CommandLog:
 
 
 def _print_received(swaps: Sequence[Swapped]) -> str:
-    """`all-gather 48 B`: the exchanges of a command, and the bytes that the worker received."""
+    """The exchanges of a command, and the bytes that the worker received: `all-gather 48 B`."""
     if not swaps:
         return ""
     kinds = ", ".join(dict.fromkeys(swap.kind for swap in swaps))

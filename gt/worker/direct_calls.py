@@ -28,7 +28,7 @@ def bind_arguments(
     scalars: int,
     literal: Callable[[Arg], Any],
 ) -> DirectCall | None:
-    """The function of an op as a direct call for commands with so many tensors and scalars, some of which may not be
+    """The function of an op as a direct call for commands with `tensors` and `scalars` inputs, some of which may not be
     arguments of the op. None if a list among its arguments contains tensors or scalars."""
     if any(map(_is_mixed, (*args, *kwargs.values()))):
         return None

@@ -87,8 +87,8 @@ from gt.worker.tensor_transfers import Export, TensorTransfers
 from gt.worker.timeline_recorder import TimelineRecorder
 
 log = logging.getLogger("gt.worker")
-SAMPLE_NANOSECONDS = 20_000_000  # at least, between two measurements of the bytes that are held
-SAMPLE_SHARE = 50  # and so many times as long as a measurement takes
+SAMPLE_NANOSECONDS = 20_000_000  # shortest time between two measurements of the bytes that are held
+SAMPLE_SHARE = 50  # that time is also at least this multiple of a measurement's duration
 ReportAndBytes: TypeAlias = tuple[Report, Buffer | None]
 
 
@@ -516,7 +516,7 @@ class Executor:
             log.warning("worker %d cannot host the store of process groups: %s", self.worker, error)
 
     def _join_store(self, command: WorkerJoinStore) -> None:
-        """The host of the store may have ended. Then exchanges fail with errors of their own, and other ops go on."""
+        """The host of the store may have ended. Then exchanges fail with their own errors, and other ops go on."""
         try:
             self.exchange.join_store(command.host, command.port, command.worker, command.token)
         except Exception as error:

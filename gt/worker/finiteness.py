@@ -20,7 +20,7 @@ FINITE = Finiteness(False, False)
 
 
 class _CheckedTensor(NamedTuple):
-    """What a tensor was when it was checked, since the command that reads it may write to it too. Without a `meta` it
+    """A tensor's state when it was checked, since the command that reads it may write to it too. Without a `meta` it
     had no value; only floats that are all finite have `extremes`."""
 
     meta: TensorMeta | None
@@ -49,8 +49,8 @@ class _Session:
 
 
 class FinitenessWatch:
-    """`is_on` says whether any session asks for it. Tensors are checked once, after the command that makes them, or
-    before the first command that reads them."""
+    """Checks tensors for NaN and infinity once, after the command that makes them, or before the first command that
+    reads them. `is_on` says whether any session asks for it."""
 
     def __init__(self, engine: Engine, tensors: HeldTensors, ops: Mapping[int, AnyBoundOp]) -> None:
         self.is_on = False
@@ -58,7 +58,7 @@ class FinitenessWatch:
         self._tensors = tensors
         self._ops = ops
         self._sessions: dict[int, _Session] = {}
-        self._inputs: list[_CheckedTensor] = []  # of the command that is running
+        self._inputs: list[_CheckedTensor] = []  # inputs of the running command
 
     def read(self, session: int, *, goes_on: bool, infinity: bool = True) -> tuple[NonFiniteCall, ...]:
         """The commands found so far. Without `goes_on` they are forgotten, and the search ends."""

@@ -32,14 +32,14 @@ _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 
 
 class ForkServer:
-    """Forks workers, tells the client of their starts and ends, and ends them with the client."""
+    """Forks workers, reports their starts and ends to the client, and ends them with the client."""
 
     def __init__(self, client: int, directory: Path, shows_logs: bool) -> None:
         self._client = client
         self._directory = directory
         self._shows_logs = shows_logs
         self._pid = os.getpid()
-        self._numbers: dict[int, int] = {}  # of the workers that run, by pid
+        self._numbers: dict[int, int] = {}  # numbers of the running workers, by pid
         self._reports = Connection(os.dup(sys.stdin.fileno()))  # the standard input is a socket of the client's
 
     def fork(self, number: int) -> bool:

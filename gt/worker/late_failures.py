@@ -18,8 +18,8 @@ from gt.worker.failed_value import FailedValue
 
 
 class LateFailures:
-    """`commands` are those run since the flags were last read; `expand` gives the commands that a segment stands
-    for."""
+    """Marks the failed results of commands that ran since the flags were last read. `expand` gives a segment's
+    commands."""
 
     def __init__(
         self,

@@ -17,9 +17,9 @@ from gt.worker.failed_value import FailedValue
 LARGE_BYTES = 1 << 16  # results of this size are reserved one by one; smaller ones are seen when memory is sampled
 TINY_BYTES = 1 << 10  # results of this size are never refused
 SPARE_BYTES = 1 << 28  # left to the machine, at most: for temporary memory, small tensors and other processes
-SPARE_SHARE = 0.05  # of the memory, at most, which is left to the machine
-GIVEN_SHARE = 0.5  # of the memory that is left, which may be reserved before the next look
-_NO_MEMORY = "can't allocate memory"  # in the text of torch's error for the CPU
+SPARE_SHARE = 0.05  # largest share of the memory that is left to the machine
+GIVEN_SHARE = 0.5  # share of the free memory that may be reserved before it is measured again
+_NO_MEMORY = "can't allocate memory"  # part of torch's error text for the CPU
 
 
 class MemoryGuard:
@@ -37,13 +37,13 @@ class MemoryGuard:
         self._budget = 0
 
     def reserve(self, nbytes: int) -> None:
-        """Raises LimitError if there is no room for new tensors of so many bytes. Hot path."""
+        """Raises LimitError if there is no room for new tensors of `nbytes`. Hot path."""
         self._budget -= nbytes
         if self._budget < 0:
             self._look(nbytes)
 
     def reserve_large(self, nbytes: int) -> None:
-        """`reserve`, but for what is so small that it is only sampled."""
+        """As `reserve`, but does nothing for small tensors, which are only sampled."""
         if nbytes >= LARGE_BYTES:
             self.reserve(nbytes)
 
@@ -55,7 +55,7 @@ class MemoryGuard:
         self.is_full = room <= 0 or (available is not None and available < self._spare // 2)
 
     def reserving(self, nbytes: int, function: Callable[..., object]) -> Callable[..., object]:
-        """A function that reserves so many bytes before each call; the function itself if these are few."""
+        """A function that reserves `nbytes` before each call; the function itself if these are few."""
         if nbytes < LARGE_BYTES:
             return function
         reserve = self.reserve

@@ -87,8 +87,8 @@ class MemoryRecording:
 
 
 class MemoryRecorder:
-    """`is_on` says whether any session asks for a recording. A worker reads it once per batch, so that recording costs
-    nothing while it is off."""
+    """Records the memory of sessions that ask for it. `is_on` says whether any does; a worker reads it once per batch,
+    so that recording costs nothing while it is off."""
 
     def __init__(self, engine: Engine, tensors: HeldTensors) -> None:
         self.is_on = False

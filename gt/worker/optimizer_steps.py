@@ -65,7 +65,7 @@ class OptimizerSteps:
         self._update()
 
     def agree(self, command: WorkerAgreeOnStep, tokens: Value | FailedValue | None) -> None:
-        """`tokens` is the sum of all workers' tokens: it has failed where a gradient has failed on any of them."""
+        """Settle a step. `tokens` is the sum of all workers' tokens, which has failed where any gradient has failed."""
         session = self.sessions[session_of(command.step)]
         self.tokens = {token for token in self.tokens if session_of(token) != session_of(command.step)}
         if isinstance(tokens, FailedValue) and session.failed is None:

@@ -51,9 +51,9 @@ log = logging.getLogger("gt.worker")
 POLL_MS = 500
 _RETRY_SECONDS = 0.1
 _ENDING_SECONDS = 0.5
-_SIGNAL_SECONDS = 0.05  # for the handler of a signal that arrived in another thread
-_DRAINING_SECONDS = 2.0  # for the batches that a worker has received when it ends
-_MAX_REFUSALS = 3  # a worker ends after so many
+_SIGNAL_SECONDS = 0.05  # time for the handler of a signal that arrived in another thread
+_DRAINING_SECONDS = 2.0  # time for the batches that a worker has received when it ends
+_MAX_REFUSALS = 3  # a worker ends after this number of refusals
 _REFUSAL_SECONDS = 60.0  # within this time
 
 
@@ -92,10 +92,10 @@ class WorkerProcess:
         # nothing about it; the end of its process does.
         self._silence = 0.0 if endpoint.startswith("ipc:") else settings.heartbeat_timeout
         self._stopping = False
-        self._is_leaving = self._has_told = False  # told to end by a signal, and its server knows that
+        self._is_leaving = self._has_told = False  # asked to end by a signal; reported to the server
         self._is_serving = False
-        self._is_dismissed = False  # told to end by its server, not by a signal
-        self._interrupt = socket.socketpair()  # ends waits for messages when the worker is told to stop
+        self._is_dismissed = False  # shut down by its server, not by a signal
+        self._interrupt = socket.socketpair()  # ends waits for messages when the worker is stopped
         for end in self._interrupt:
             end.setblocking(False)
         self._endpoint = endpoint
@@ -136,7 +136,7 @@ class WorkerProcess:
         except ServerLost:
             time.sleep(_SIGNAL_SECONDS)
             self._note_last_messages()  # the end of the process may be noticed before the server's last message
-            if not self._stopping and not self._is_leaving:  # both are often told to end together
+            if not self._stopping and not self._is_leaving:  # both often get the signal together
                 raise
 
     def _succeed(self, executor: Executor) -> None:
@@ -212,7 +212,7 @@ class WorkerProcess:
             )
 
     def _serve(self, executor: Executor) -> None:
-        """Run batches until the worker is told to end, and then those that it has received already."""
+        """Run batches until the worker is asked to end, and then those that it has received already."""
         assert self._link is not None
         end = float("inf")
         while time.monotonic() < end:
@@ -244,7 +244,7 @@ class WorkerProcess:
         return frames
 
     def _tell_leaving(self) -> None:
-        """Tell the server, once, that this worker was told to end: it moves the tensors to other workers."""
+        """Notify the server, once, that this worker was asked to end: it moves the tensors to other workers."""
         if self._is_leaving and not self._has_told:
             self._has_told = True
             self._send([Leaving()])
@@ -298,7 +298,7 @@ class WorkerProcess:
         return SessionWatch(executor, self._parked, look_ahead, lambda: self._succeed(executor))
 
     def _note_last_messages(self) -> None:
-        """Note the messages that came before the connection was lost: the server may have told this worker to end."""
+        """Note the messages that came before the connection was lost: the server may have shut this worker down."""
         while self._link is not None and (frames := self._link.receive(waits=False)) is not None:
             with contextlib.suppress(ProtocolError):
                 self._note_ahead(self._commands.decode(frames)[0])

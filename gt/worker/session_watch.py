@@ -68,7 +68,7 @@ def raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
 
 
 class ParkedThreads:
-    """The ids of the threads that sleep; `count` is that of the calls of `add`."""
+    """The ids of sleeping threads; `count` is the number of calls of `add`."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -91,7 +91,7 @@ class ParkedThreads:
 
 log = logging.getLogger("gt.worker")
 _TICK_SECONDS = 0.5
-GRACE_SECONDS = 2.0  # for the present op of a session that has ended
+GRACE_SECONDS = 2.0  # time for the present op of a session that has ended
 MAX_ABANDONED = 64  # ops of a worker whose threads and memory it keeps
 
 

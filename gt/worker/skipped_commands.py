@@ -23,8 +23,8 @@ _COMPUTING = (RunOp, RunSegment, QueryOp, WorkerFetchTensor, WorkerUnshareTensor
 
 
 class SkippedCommands:
-    """The commands of `sessions`. They fail, and take part in exchanges with failures, because other workers wait for
-    them. `expand` gives the commands that a segment stands for."""
+    """Fails the commands of `sessions`, which take part in exchanges with failures, because other workers wait for
+    them. `expand` gives the commands of a segment."""
 
     def __init__(self, runner: OpRunner, expand: Callable[[Command], Sequence[Command]]) -> None:
         self.sessions: set[int] = set()
@@ -40,7 +40,7 @@ class SkippedCommands:
                 yield command
 
     def skip(self, command: Command, begun: Sequence[EarlyWork | None] = ()) -> None:
-        """`begun` are the exchanges that the command has begun already, as in `OpRunner`."""
+        """Fail a command. `begun` are the exchanges that it has begun already, as in `OpRunner`."""
         error = RuntimeError("the session has ended")
         for single in self._expand(command):
             if isinstance(single, FreeTensors):

@@ -34,7 +34,7 @@ from gt.worker.timeline_recorder import TimelineRecorder
 
 
 class StatusReports:
-    """`ops_run` counts the ops of all commands, those of segments included."""
+    """Answers requests about a worker. `ops_run` counts the ops of all commands, those of segments included."""
 
     def __init__(
         self,

@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from gt.wire import shared_memory
 
-ENDING_SECONDS = 2.0  # of those that a worker has, for what is left when its tensors were not moved in time
+ENDING_SECONDS = 2.0  # part of a worker's time that is left for ending when its tensors were not moved in time
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
 def end_on_sigterm(leave: Callable[[], None], stop: Callable[[], None], seconds: float) -> None:
     """At SIGTERM call `leave`, which lets the process end when its tensors are with other workers. One that takes too
-    long for that, or that gets Ctrl-C, is told to `stop` after its present batch; after `seconds` in all, or when a
+    long for that, or that gets Ctrl-C, has to `stop` after its present batch; after `seconds` in all, or when a
     second signal arrives, it is ended by another thread. That thread also calls `leave`: the main thread runs no signal
     handler while it is in the middle of an op or waits for a peer."""
     reading, writing = socket.socketpair()

@@ -96,8 +96,8 @@ class _Recording:
 
 
 class TimelineRecorder:
-    """`is_on` says whether anybody asks for a timeline. A worker reads it once per batch, so that recording costs
-    nothing while it is off. The `listener`, if there is one, gets each command when it has run."""
+    """Records when commands ran. `is_on` says whether a timeline is requested: a worker reads it once per batch, so
+    that recording costs nothing while it is off. The `listener`, if there is one, gets each command when it has run."""
 
     def __init__(self, describe: DescribeOps, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.is_on = False
@@ -108,7 +108,7 @@ class TimelineRecorder:
         self._timed: list[tuple[Any, ...]] = []  # the fields of timed commands: plain tuples cost least
         self._count = 0  # ops and other commands in `_timed`
         self._most = 0  # the largest limit of all recordings
-        self._start = 0  # of the command that is running
+        self._start = 0  # start of the running command
         self._swaps: list[tuple[int, Swapped]] = []
         self._steps: list[StepTimes] = []
         self._next_sample = 0

@@ -26,7 +26,7 @@ def note_asked(ops: Sequence[str]) -> None:
 
 
 def note_compiled(ops: Sequence[str], seconds: float) -> None:
-    """The compile server has made code, in so many seconds."""
+    """The compile server has made code in `seconds`."""
     _add("compiled", ops, f"{seconds:.1f}")
 
 

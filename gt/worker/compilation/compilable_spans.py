@@ -17,7 +17,7 @@ from gt.worker.compilation.dynamic_scalars import DYNAMIC_FORMS
 from gt.worker.compilation.flattened_ops import CannotFlatten, FlattenedOp, flatten_op
 from gt.worker.compilation.uncompiled_ops import reason_to_stay_eager
 
-MIN_CALLS = 3  # of a unit that is worth compiling
+MIN_CALLS = 3  # calls of a unit that is worth compiling
 
 
 class UncompiledOp(NamedTuple):

@@ -154,7 +154,7 @@ class CompileServer:
             os.nice(self._niceness)
             _compile_and_exit(self._directory, key, unit, writing, self._limit)
         os.close(writing)
-        with contextlib.suppress(OSError):  # by whoever is first: it may have to be ended before it has run
+        with contextlib.suppress(OSError):  # both processes call it: the child may have to be ended before it has run
             os.setpgid(pid, pid)
         now = time.monotonic()
         self._job = _Job(key, unit, pid, reading, now, now + _WAITING_FACTOR * self._limit)
@@ -219,7 +219,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _compile_and_exit(directory: Path, key: str, unit: CompileUnit, pipe: int, limit: float) -> NoReturn:
-    """Compile a unit in a process of its own, and write the answer."""
+    """Compile a unit in its own process, and write the answer."""
     parent = os.getppid()
     try:
         os.setpgid(0, 0)

@@ -26,8 +26,8 @@ RunBlocks: TypeAlias = Callable[[Sequence[Block]], None]
 
 @dataclass
 class CompileCounts:
-    """`codes` has the code of units by their keys, once it has given the same results as the ops. `runs` counts how
-    often code ran in place of ops."""
+    """What was compiled: `codes` has the code of units by their keys, once it has given the same results as the ops,
+    and `runs` is how often code ran in place of ops."""
 
     codes: dict[str, CompiledCode] = field(default_factory=dict)
     runs: int = 0

@@ -119,7 +119,7 @@ class CompiledCode:
 
     def _note_shared_memory(self, values: Sequence[torch.Tensor], scalars: Sequence[Number]) -> None:
         """Find the results of the code that share memory with other results or with inputs. Calls copy them, since the
-        corresponding results of the ops have memory of their own."""
+        corresponding results of the ops have their own memory."""
         self._copied = None
         fresh = [_copy(value) for value in values]
         given = [fresh[position] for position in self._takes]

@@ -17,7 +17,7 @@ DynamicForm: TypeAlias = Callable[..., Any]
 
 
 class DynamicScalar:
-    """A number that is known only when the code runs, as a 0-dim float64 tensor. A class of its own, because torch
+    """A number that is known only when the code runs, as a 0-dim float64 tensor. A separate class, because torch
     promotes the dtypes of a 0-dim tensor and of a number by different rules."""
 
     def __init__(self, tensor: torch.Tensor) -> None:

@@ -34,7 +34,7 @@ class FlattenedOp(NamedTuple):
 
 
 class CannotFlatten(Exception):
-    """Why an op has no list of calls that could be compiled."""
+    """Raised with the reason why an op has no list of calls that could be compiled."""
 
 
 def flatten_op(bound: BoundOp | UnavailableOp | BoundProgram, count: int) -> FlattenedOp:

@@ -24,7 +24,7 @@ from gt.worker.compilation.server_process import COMPILERS, find_compiler
 from gt.worker.engines.engine import Engine
 
 log = logging.getLogger("gt.compile")
-RUNS_IN_A_SCOPE = 2  # of a segment before it is compiled
+RUNS_IN_A_SCOPE = 2  # runs of a segment before it is compiled
 RUNS_BY_ITSELF = 16  # the same, without a signal that asks for it
 POLL_SECONDS = 0.02
 

@@ -20,8 +20,8 @@ from gt.worker.compilation.socket_framing import FrameReader, FrameWriter
 
 log = logging.getLogger("gt.compile")
 _CONNECT_SECONDS = 120.0  # a server imports torch's compiler before it listens
-_NOTICE_SECONDS = 60.0  # without an answer
-_MAX_RESTARTS = 2  # of servers that were killed
+_NOTICE_SECONDS = 60.0  # time without an answer before a notice
+_MAX_RESTARTS = 2  # restarts of servers that were killed
 
 
 class CompileServerConnection:

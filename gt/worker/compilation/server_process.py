@@ -27,7 +27,7 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 log = logging.getLogger("gt.compile")
-_END_SECONDS = 2.0  # less than a worker has, when it is told to end
+_END_SECONDS = 2.0  # less than a worker has to end
 _RETRY_SECONDS = 0.02
 
 

@@ -18,7 +18,7 @@ Check: TypeAlias = Callable[[NamedArguments], "dict[str, Any] | None"]
 
 
 def no_overlap(*written: str) -> Check:
-    """For kernels that write to a given tensor: each element has memory of its own."""
+    """For kernels that write to a given tensor: each element has its own memory."""
 
     def check(given: NamedArguments) -> None:
         for name in written:

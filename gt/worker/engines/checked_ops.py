@@ -181,7 +181,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "pad": (_padding("pad"),),
     "_pad_enum": (_padding("pad"),),
     "unfold_backward": (family.valid_unfold_gradient,),
-    "median.dim": (compact("self"),),  # of an expanded tensor torch copies the wrong memory
+    "median.dim": (compact("self"),),  # torch copies the wrong memory of an expanded tensor
     "median.dim_values": (compact("self"),),
     "nanmedian.dim": (compact("self"),),
     "nanmedian.dim_values": (compact("self"),),

@@ -1,4 +1,4 @@
-"""Functions that run with a default dtype of their own.
+"""Functions that run with their own default dtype.
 
 Torch has one default dtype for the whole process. An embedded worker shares it with the user's threads, which see any
 change of it. So an engine sets the default only while a function that may use it runs, and only if the op was recorded

@@ -27,9 +27,9 @@ class Finiteness(NamedTuple):
 
 
 class Engine(Protocol):
-    """`restrided` counts the results that had other strides than those declared. With `checks_geometry`, geometry
-    is compared after every op and move. `is_torch_cpu` says whether ops run in torch's CPU kernels, whose strides
-    clients expect. Methods that allocate memory for a tensor call `reserve` with its size first, which may raise."""
+    """Computes and holds tensors. `restrided` counts results with other strides than declared. With `checks_geometry`,
+    geometry is compared after every op and move. `is_torch_cpu`: ops run in torch's CPU kernels, whose strides clients
+    expect. Methods that allocate memory for a tensor first call `reserve` with its size, which may raise."""
 
     reserve: Callable[[int], None]
     device: str

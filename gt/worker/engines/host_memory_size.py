@@ -9,7 +9,7 @@ _V2, _V1 = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 _CONTAINER_LIMITS = (_V2 / "memory.max", _V1 / "memory.limit_in_bytes")
 _CONTAINER_USES = (_V2 / "memory.current", _V1 / "memory.usage_in_bytes")
 _CONTAINER_STATS = (_V2 / "memory.stat", _V1 / "memory.stat")
-_CACHED = ("inactive_file ", "total_inactive_file ")  # of a container: memory that the system takes back when needed
+_CACHED = ("inactive_file ", "total_inactive_file ")  # a container's memory that the system takes back when needed
 
 
 def host_memory() -> int:

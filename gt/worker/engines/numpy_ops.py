@@ -48,7 +48,7 @@ def _elementwise(ufunc: Callable[..., Any], rule: DTypeRule = result_dtype) -> O
 
 
 def _scaled(ufunc: np.ufunc) -> Op:
-    """`add` and `sub`, whose second operand has a factor."""
+    """The ops `add` and `sub`, whose second operand has a factor."""
 
     def run(left: Operand, right: Operand, alpha: Operand = 1) -> Array:
         dtype = result_dtype(left, right)
@@ -105,7 +105,7 @@ def _threshold_backward(grad: Array, array: Array, threshold: Operand) -> Array:
 
 
 def _product(left_dims: int, right_dims: int) -> Op:
-    """A matrix product of operands with so many dims. Checked, because NumPy broadcasts where torch raises."""
+    """A matrix product of operands with these dims. Checked, because NumPy broadcasts where torch raises."""
 
     def run(left: Array, right: Array) -> Array:
         if (left.ndim, right.ndim) != (left_dims, right_dims) or left.shape[:-2] != right.shape[:-2]:

@@ -23,7 +23,7 @@ class RandomSource(NamedTuple):
     region: Region | None
 
     def words(self, size: Sizes, width: int) -> Array:
-        """Signed integers of so many random bits."""
+        """Signed integers of `width` random bits."""
         region = self.region or whole_region(tuple(size))
         assert region.size == tuple(size), f"{region} is not of the size {size}"
         index: Array = np.zeros(1, np.uint64)

@@ -111,7 +111,7 @@ class PyTorchEngine:
         self._allowed = frozenset(name for name in registered_ops() if name.partition("::")[0] in namespaces)
         self.group: dist.ProcessGroup | None = None
         self._shortcuts: dict[tuple[str, int], Callable[..., Any]] = {}
-        self._overloads: dict[str, Callable[..., Any]] = {}  # of ops that were resolved, which are as many as torch has
+        self._overloads: dict[str, Callable[..., Any]] = {}  # resolved ops: at most all that torch has
 
     def memory(self) -> int:
         if self._device.type != "cuda":

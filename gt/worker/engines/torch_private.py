@@ -17,7 +17,7 @@ Code: TypeAlias = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 def qualified_name(op: str) -> tuple[str, str]:
-    """`aten.add.Tensor` as ("aten::add", "Tensor"). A name of another form becomes one that no registry has."""
+    """The name of an op in torch's registry: ("aten::add", "Tensor") for `aten.add.Tensor`. Others are in none."""
     parts = op.split(".")
     if len(parts) != 3:
         return op, "is not an overload"
