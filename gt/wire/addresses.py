@@ -16,7 +16,7 @@ from gt.core.errors import SettingsError
 LOOPBACK = "127.0.0.1"
 ANY = "0.0.0.0"
 _LIST_INTERFACES = 0x8912  # SIOCGIFCONF
-_INTERFACE_BYTES = 40  # of an entry: 16 of the name, then the address
+_INTERFACE_BYTES = 40  # size of an entry: 16 bytes of the name, then the address
 _MAX_INTERFACES = 1024
 _DISCARD_PORT = 9  # no packet is sent to it
 

@@ -24,7 +24,7 @@ _SHOWN = 8  # characters of a key in a log
 
 
 class Authenticator:
-    """Answers ZeroMQ's authentication requests (ZAP, RFC 27) in a thread of its own. ZeroMQ asks during the handshake
+    """Answers ZeroMQ's authentication requests (ZAP, RFC 27) in its own thread. ZeroMQ asks during the handshake
     of a peer, before it reads any message. The thread also calls `look` when the descriptor `watched` is readable."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Authenticator:
 
 
 class AcceptedKeys:
-    """The public keys that a server lets in: the one that it has written for its user, and those of the directory of
+    """The public keys that a server admits: the one that it has written for its user, and those of the directory of
     client keys, which is read again when it has changed."""
 
     def __init__(self, member: str, directory: Path | None) -> None:
@@ -85,7 +85,7 @@ class AcceptedKeys:
         self._changed = 0
 
     def name(self, public: bytes) -> str | None:
-        """The name of a key; None if it is not let in. While the directory cannot be used, none of its keys is."""
+        """The name of a key; None if it is not admitted. While the directory cannot be used, none of its keys is."""
         if public == self._member:
             return OWN_USER
         if self._directory is None:

@@ -3,7 +3,7 @@
 A message on the wire is a header (magic, protocol, size of the body, numbers of messages) and a body (msgpack, a list
 of tagged records) in one frame; a body of more than PIECE bytes goes on in further frames. The raw bytes of tensors
 that are not in shared memory follow. Up to INLINE_BYTES they are part of the last frame of the body, since every frame
-costs time; more have frames of their own, of at most CHUNK bytes. So no frame is over MAX_FRAME bytes, and a peer that
+costs time; more have separate frames, of at most CHUNK bytes. So no frame is over MAX_FRAME bytes, and a peer that
 announces a longer one is disconnected before memory is allocated for it.
 """
 
@@ -28,7 +28,7 @@ AnyMessage = TypeVar("AnyMessage")
 
 MAGIC = b"GT"
 CHUNK = PIECE = 1 << 20
-INLINE_BYTES = 1 << 16  # of all tensors of a message together
+INLINE_BYTES = 1 << 16  # total bytes of the tensors of a message
 MAX_BODY = 1 << 26
 MAX_INSTRUCTIONS = MAX_BODY >> 4  # the body of a client's message: an instruction becomes commands that are longer
 MAX_HELLO = 1 << 13
@@ -174,8 +174,8 @@ class Decoder(Generic[AnyMessage]):
 
 
 def _payloads(sizes: Sequence[int], inline: memoryview, frames: Sequence[Frame], count: int) -> list[Payload]:
-    """The bytes of each tensor: parts of `inline`, which follows the body, or else frames of their own, after the
-    `count` frames of the body."""
+    """The bytes of each tensor: parts of `inline`, which follows the body, or else separate frames, after the `count`
+    frames of the body."""
     total, start = sum(sizes), 0
     if len(inline) != (total if total <= INLINE_BYTES else 0):
         raise ProtocolError(f"a message announces {total} bytes of tensors, and {len(inline)} follow its body")

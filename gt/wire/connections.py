@@ -37,13 +37,13 @@ from gt.wire.tcp_watch import TcpWatch, WireBytes, memory_of_machine
 MAX_QUEUED = 1 << 16  # messages that a server queues for each peer, and from each peer
 _SILENT_SHARE = 0.9
 _HANDSHAKE_SECONDS = 5.0
-_CANCELLED_MS = 100  # in which the end of a handshake that is cancelled is noticed
+_CANCELLED_MS = 100  # the end of a cancelled handshake is noticed within this time
 _REMEMBERED = 1 << 12  # connections that have ended
 _UNKNOWN_SHARE = 8  # a connection takes two files; a quarter of all files may belong to peers that were not admitted
 _WAITING_SHARE = 2  # half of the machine's memory may be bytes of peers in ZeroMQ's queues
 _FAILED_HANDSHAKES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _LOSSES = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _FAILED_HANDSHAKES
-_NAME_BYTES = 5  # of the names that ZeroMQ gives to connections, which begin with 0
+_NAME_BYTES = 5  # length of ZeroMQ's names for connections, which begin with 0
 _FULL = "it may have as many connections as it takes, or as its limit on open files (ulimit -n) allows"
 _OTHER_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
 
@@ -259,13 +259,13 @@ class Router:
             raise
         self.endpoint = cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
-        self._names: dict[int, bytes] = {}  # of peers, by the descriptor of their connection
+        self._names: dict[int, bytes] = {}  # names of peers, by the descriptor of their connection
         self._peers: dict[bytes, int] = {}
         self._unknown: dict[int, None] = {}  # descriptors of connections that were not admitted, the oldest first
-        self._addresses: dict[int, str] = {}  # of the other ends, by descriptor
+        self._addresses: dict[int, str] = {}  # addresses of the other ends, by descriptor
         self._keys_of: dict[bytes, str] = {}  # the names of the keys of peers
         self._ended: dict[bytes, None] = {}  # names of peers, of which messages may still be read
-        self._problem: str | None = None  # of the handshake that has just failed
+        self._problem: str | None = None  # why the last handshake failed
         self._lost: list[bytes] = []
         self._dropped: set[bytes] = set()  # peers whose connections were closed for their bytes, and have not ended yet
 
@@ -341,7 +341,7 @@ class Router:
         self._notice_losses()
         for descriptor in self._peers.values():
             if is_silent(descriptor, self._silence):
-                shut_down(descriptor)  # which is noticed as any other loss
+                shut_down(descriptor)  # noticed as any other loss is
         self._limit_waiting()
         lost, self._lost = self._lost, []
         return lost

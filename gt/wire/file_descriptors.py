@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gt.dispatcher")
 _TCP_INFO = getattr(socket, "TCP_INFO", 11)
 _CREDENTIALS = struct.Struct("=3i")  # Linux's `struct ucred`: pid, user and group
-_LAST_RECEIVED = struct.Struct("=52xI")  # of Linux's `struct tcp_info`, in milliseconds
+_LAST_RECEIVED = struct.Struct("=52xI")  # tcpi_last_data_recv of Linux's `struct tcp_info`, in ms
 
 
 def raise_open_files_limit() -> None:
@@ -42,8 +42,8 @@ def connection_limit(most: int, share: int) -> int:
 
 
 def log_without_traceback(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Deal with an error of an event loop: one of the system, such as a lack of files, is told in a line, since
-    strangers can cause it as often as they like."""
+    """Log an error of an event loop: one of the system, such as a lack of files, in one line, since strangers can
+    cause it as often as they like."""
     error = context.get("exception")
     if isinstance(error, OSError):
         log.warning("a connection was not accepted: %s", error)
@@ -70,7 +70,7 @@ def shut_down(descriptor: int) -> None:
 
 
 def shut_down_connections(address: str, port: int) -> None:
-    """End the connections of this process to a port, whoever owns them, so that waits for the other end fail."""
+    """End all connections of this process to a port, so that waits for the other end fail."""
     with contextlib.suppress(OSError):  # this system does not list descriptors
         for name in os.listdir("/proc/self/fd"):
             if _other_end(int(name)) == (address, port):
@@ -85,7 +85,7 @@ def peer_address(descriptor: int) -> str:
 def peer_process(descriptor: int) -> int:
     """The pid of the process that has opened a connection within this machine, as the kernel says; 0 if that is not
     known, as of TCP."""
-    with contextlib.suppress(OSError, AttributeError), borrowed(descriptor) as connection:  # or of another system
+    with contextlib.suppress(OSError, AttributeError), borrowed(descriptor) as connection:  # the option is Linux's
         if connection.family == socket.AF_UNIX:
             found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             return int(_CREDENTIALS.unpack(found)[0])

@@ -38,7 +38,7 @@ _PROCESSES = "processes"
 
 def end_with_parent(clear_up: Callable[[], None]) -> None:
     """End this process when its standard input is closed, which the kernel does when the parent has ended. `clear_up`
-    removes files before that, in a thread of its own, because the others may be busy or blocked. Ctrl-C in the
+    removes files before that, in a separate thread, because the others may be busy or blocked. Ctrl-C in the
     terminal is left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

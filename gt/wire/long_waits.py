@@ -66,7 +66,7 @@ class LongWait:
 
 @contextlib.contextmanager
 def told_in_background(display: ProgressDisplay | None, describe: Callable[[], str]) -> Iterator[None]:
-    """Work without a loop, such as the copy of a large tensor: a thread of its own tells of it, if it takes long."""
+    """Work without a loop, such as the copy of a large tensor: its own thread shows progress if it takes long."""
     if display is None:
         yield
         return

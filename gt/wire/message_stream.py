@@ -22,7 +22,7 @@ from gt.wire.sockets import SentFrame, keepable
 ACKNOWLEDGED_MESSAGES = 64  # received messages after which an end acknowledges them, if it has nothing else to send
 MAX_KEPT_BYTES = 1 << 26  # more than ACKNOWLEDGED_BYTES, or both ends would wait
 MAX_KEPT = 1 << 12  # messages; more than ACKNOWLEDGED_MESSAGES
-MAX_UNACKNOWLEDGED_BYTES = 1 << 30  # that a sender keeps which cannot wait, beside the largest message
+MAX_UNACKNOWLEDGED_BYTES = 1 << 30  # kept by a sender that cannot wait, beside the largest message
 MAX_UNACKNOWLEDGED = 1 << 16  # messages
 
 

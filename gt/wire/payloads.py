@@ -61,8 +61,8 @@ class _KeptBuffer:
 
 @dataclass
 class SharedBufferPool:
-    """`session_secret` seals the names. A buffer is in use under the id of its upload or read until `release`, or
-    until the bytes that `parts` gave are garbage."""
+    """Shared buffers of a session, whose names `session_secret` seals. A buffer is in use under the id of its upload or
+    read until `release`, or until the bytes that `parts` gave are garbage."""
 
     session_secret: str = ""
     _free: list[_KeptBuffer] = field(default_factory=list)  # the least recently used first

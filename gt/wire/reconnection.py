@@ -20,9 +20,9 @@ log = logging.getLogger("gt.wire")
 
 CHECK_SECONDS = 0.5
 _RETRY_SECONDS = 0.2
-_TOLD_SECONDS = 1.0  # after which a program is told that its connection is lost
-_ANSWER_SECONDS = 10.0  # for the answer to a Resume
-_REFUSED_SECONDS = 10.0  # after which a server has ended that refuses keys, or whose machine refuses connections
+_TOLD_SECONDS = 1.0  # a lost connection is reported to the program after this time
+_ANSWER_SECONDS = 10.0  # time for the answer to a Resume
+_REFUSED_SECONDS = 10.0  # a server that refuses keys, or whose machine refuses connections, has ended after this time
 _AGAIN = "Start again with gt.shutdown() and gt.connect()"
 
 
@@ -79,7 +79,7 @@ class Reconnection:
         self._is_needed.set()
 
     def take_news(self) -> str | None:
-        """For whom a program waits that is cut off; "" once after that, and None otherwise. With the lock."""
+        """What a disconnected program waits for; "" once after that, and None otherwise. With the lock."""
         if self._is_cut_off:
             self._was_told = True
             away = time.monotonic() - self._lost_at
@@ -141,7 +141,7 @@ class Reconnection:
             self._closing.wait(_RETRY_SECONDS)
 
     def _try(self) -> tuple[bool, str]:
-        """Whether the session goes on; and why a server that is there lets nobody in."""
+        """Whether the session goes on; and why a server that is there admits no clients."""
         try:
             link = open_link(self._server.endpoint, self._keys, 0, self._silence, cancelled=self._closing)
         except NoConnection:

@@ -14,7 +14,7 @@ MAX_REASON = 1000  # characters of a reason that are logged and sent: the peer m
 
 
 class Refusals:
-    """`counts` by kind. Several threads may note refusals."""
+    """Counts refusals by kind, in `counts`. Several threads may use it."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -22,7 +22,7 @@ class Refusals:
         self._lock = threading.Lock()
 
     def note(self, kind: RefusalKind, peer: str, reason: str) -> None:
-        """`peer` is the address or connection that was refused."""
+        """Count a refusal of a peer, which is given as its address or connection."""
         with self._lock:
             self.counts[kind] += 1
             is_new = (kind, peer) not in self._logged

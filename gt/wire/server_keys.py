@@ -34,7 +34,7 @@ from gt.wire.process_identity import is_running, start_mark, this_host
 
 class ServerKeys(msgspec.Struct, frozen=True):
     """The keys of a server: its secret key, and the public key of its members. `directory` has the client keys that are
-    let in besides, if other machines reach the server."""
+    also admitted, if other machines reach the server."""
 
     secret: str
     member: str
@@ -54,8 +54,8 @@ class MemberKeys(msgspec.Struct, frozen=True):
 
 
 def make_keys(server: ServerKey | None = None, directory: Path | None = None) -> tuple[ServerKeys, MemberKeys]:
-    """New keys for a server in this process. A server that other machines reach has a key of its own, and lets in the
-    client keys of a `directory`."""
+    """New keys for a server in this process. A server that other machines reach has its own key, and admits the client
+    keys of a `directory`."""
     if server is None:
         server = ServerKey(*[key.decode() for key in zmq.curve_keypair()])
     public, member_secret = [key.decode() for key in zmq.curve_keypair()]
@@ -144,7 +144,7 @@ class ClientKey(msgspec.Struct, frozen=True):
 
 
 class AuthorizedKey(msgspec.Struct, frozen=True):
-    """A public key that a server lets in."""
+    """A public key that a server admits."""
 
     public: KeyText
 
@@ -169,7 +169,7 @@ def new_server_key() -> ServerKey:
 
 
 def new_client_key(name: str, server: ServerKey) -> ClientKey:
-    """A key for a server, which is in no file and is not let in yet."""
+    """A key for a server, which is in no file and is not admitted yet."""
     _require_name(name)
     return ClientKey(name, server.public, *_new_pair())
 
@@ -179,7 +179,7 @@ def read_server_key(directory: Path) -> ServerKey | None:
 
 
 def make_client_key(directory: Path, name: str) -> ClientKey:
-    """A new client key for the server of a directory, which lets it in from now on."""
+    """A new client key for the server of a directory, which admits it from now on."""
     server = read_server_key(directory)
     if server is None:
         raise SettingsError(f"there is no {directory / SERVER_FILE}; make it with: python -m gt.keys server")
@@ -199,8 +199,8 @@ def read_client_key(directory: Path) -> ClientKey | None:
 
 
 def authorize(directory: Path, name: str, public: str) -> None:
-    """Let in a client key that was made elsewhere. A key has one name: whoever revokes that must not find it let in by
-    another one."""
+    """Admit a client key that was made elsewhere. A key has one name: once that is revoked, no other one may still
+    admit it."""
     _require_new(directory, name)
     require_public_key(public)
     known = read_authorized(directory).get(public)
@@ -210,7 +210,7 @@ def authorize(directory: Path, name: str, public: str) -> None:
 
 
 def revoke(directory: Path, name: str) -> None:
-    """Let a client key in no more. Connections that it has already stay."""
+    """Stop admitting a client key. Connections that it has already stay."""
     _require_name(name)
     try:
         (directory / AUTHORIZED / name).unlink()
@@ -222,7 +222,7 @@ def revoke(directory: Path, name: str) -> None:
 
 
 def read_authorized(directory: Path) -> dict[str, str]:
-    """The names of the client keys that are let in, by their public keys. A file that others can read or write, or that
+    """The names of the admitted client keys, by their public keys. A file that others can read or write, or that
     holds no key, raises SettingsError."""
     try:
         place = follow_mounted(directory / AUTHORIZED)

@@ -157,7 +157,7 @@ def end() -> None:
 
 
 def sweep(pid: int) -> None:
-    """Remove the shared buffers that a process has made and nobody has taken. All users of the machine may write to the
+    """Remove the shared buffers that a process has made and none has taken. All users of the machine may write to the
     directory, so files of other names, and files that cannot be removed, are skipped."""
     for path in _DIRECTORY.glob(f"gt-{pid}-*"):
         if _NAME.fullmatch(path.name):

@@ -80,8 +80,8 @@ class SocketChannel:
         return self._stream.is_full
 
     def greet(self, wants_workers: int, timeout: float, display: ProgressDisplay | None = None) -> Welcome:
-        """Shake hands with the server, which answers when so many workers have joined it. The `display` shows for what
-        a long wait is; without one it is logged."""
+        """Shake hands with the server, which answers when `wants_workers` workers have joined it. The `display` shows
+        the reason of a long wait; without one it is logged."""
         hello = Hello(
             __version__,
             "client",

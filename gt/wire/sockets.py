@@ -98,7 +98,7 @@ def open_socket(
     peer is silent for as long as a frame of it is on its way, which over a weak link is long.
 
     Queues have no limit: a full queue of received messages would stop the heartbeats of a busy peer. Clients limit
-    themselves instead, and servers set limits of their own.
+    themselves instead, and servers set their own limits.
     """
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 1000)

@@ -34,8 +34,8 @@ VISIBLE_LOGGERS = (
 """Loggers whose warnings are written without GT_VERBOSE."""
 
 MAX_REPEATS = 20  # warnings of one kind that are written
-REPEAT_SECONDS = 10.0  # in this time
-MAX_KINDS = 1024  # of warnings that are counted apart
+REPEAT_SECONDS = 10.0  # period for which MAX_REPEATS counts
+MAX_KINDS = 1024  # kinds of warnings that are counted apart
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # without tabs and ends of lines
 
 
@@ -146,7 +146,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def _printable(record: logging.LogRecord) -> logging.LogRecord:
-    """A record whose values cannot move the cursor, nor pass for a line of their own: peers choose some of them."""
+    """A record whose values cannot move the cursor, nor pass for a separate line: peers choose some of them."""
     if record.levelno < logging.WARNING or not isinstance(record.args, tuple):
         return record
     shown = copy.copy(record)

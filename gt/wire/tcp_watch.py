@@ -35,7 +35,7 @@ class TcpWatch:
 
     def __init__(self) -> None:
         self._copies: dict[int, int] = {}
-        self._missed: set[int] = set()  # that had ended before they could be looked at
+        self._missed: set[int] = set()  # connections that had ended before they were watched
 
     def add(self, descriptor: int) -> None:
         """A connection begins."""
@@ -46,7 +46,7 @@ class TcpWatch:
         except OSError as error:
             if error.errno == errno.EBADF:
                 self._missed.add(descriptor)
-            return  # or no more files can be opened
+            return  # otherwise no more files can be opened
         if _read_info(self._copies[descriptor]) is None:
             self._close(descriptor)
 

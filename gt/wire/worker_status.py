@@ -1,10 +1,10 @@
-"""The record by which a fork server tells its program of the workers that it has started and that have ended."""
+"""The record by which a fork server reports to its program the workers that it has started and that have ended."""
 
 from __future__ import annotations
 
 import msgspec
 
-GRACE_SECONDS = 3.0  # for workers that are told to end
+GRACE_SECONDS = 3.0  # time for workers that are asked to end
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
