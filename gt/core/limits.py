@@ -15,7 +15,7 @@ MIN_TENSORS = 256  # a client frees small tensors in groups of a quarter of that
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """`bytes` of tensors and their copies that a session may hold on each worker, `tensors` that it may hold, and
+    """The limits of a session: `bytes` of tensors and their copies on each worker, `tensors` that it may hold, and
     `instructions` that it may have sent before earlier ones are done. None: as many as there is room for."""
 
     bytes: int | None = None

@@ -28,8 +28,8 @@ ObservedMessage: TypeAlias = Instruction | Command | Report | Answer | Hello | S
 
 
 class Event(msgspec.Struct, frozen=True):
-    """`peer` is `client 3` or `worker 0`; `op` and `site` are the names of the message's op and line, for a reader.
-    `time` is 0 if it is now."""
+    """A message as an observer sees it. `peer` is `client 3` or `worker 0`; `op` and `site` are the names of the
+    message's op and line, for a reader. `time` is 0 if it is now."""
 
     direction: Direction
     peer: str
@@ -41,7 +41,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class BatchPlanned(msgspec.Struct, frozen=True, tag=True):
-    """The dispatcher has planned a batch of so many instructions of a session."""
+    """The dispatcher has planned a batch of instructions of a session."""
 
     session: int
     start: int

@@ -25,11 +25,11 @@ from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signat
 PROTOCOL = 16
 MAX_BATCH = 1 << 16
 MAX_SEGMENT = 64  # ops of a segment
-MAX_SLOT = (1 << 16) - 1  # of a tensor in a segment; and the largest difference between its new ids
+MAX_SLOT = (1 << 16) - 1  # largest slot of a tensor in a segment, and largest difference between its new ids
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
 COUNTED_BYTES = 1 << 16  # a read of this size or more counts by itself against the session's limit
 ACKNOWLEDGED_BYTES = 1 << 20  # a client acknowledges its other answers together, each time they add up to this size
-MAX_WAYS = 1024  # of collectives in a report
+MAX_WAYS = 1024  # ways of collectives in a report
 RAN_AT_ONCE = 1 << 10  # recorded commands of each worker in one answer
 MAX_NON_FINITE = 1 << 8  # commands with NaN or infinity that a worker lists
 MAX_SAMPLES = 1 << 12  # samples of a worker's memory in one answer
@@ -115,12 +115,12 @@ def hosts_of(workers: Sequence[WorkerInfo]) -> dict[int, str]:
 
 
 class Welcome(_Record, frozen=True):
-    """`ident` is a client's session or a worker's id. `session_secret` is known to the session only; it marks its
-    shared buffers, and proves that a client that connects again is the same. `server` identifies the server's process,
-    and `lease` is for how many seconds it keeps a session whose connection is lost. `instruction_log` is the path of
-    the server's log, if it writes one. `signals` is the text of the configuration of signals that the server gives to
-    its clients, and `signals_file` the name of its file. A client has at most `max_in_flight` instructions in flight
-    (0: as many as it chooses)."""
+    """The answer to a Hello that is accepted: `ident` is the client's session or the worker's id. `session_secret` is
+    known to the session only; it marks its shared buffers, and proves that a client that connects again is the same.
+    `server` identifies the server's process, which keeps a session without a connection for `lease` seconds.
+    `instruction_log` is the path of the server's log, if any. `signals` is the text of the configuration of signals
+    that the server gives to its clients, and `signals_file` the name of its file. A client has at most `max_in_flight`
+    instructions in flight (0: no limit)."""
 
     version: Name
     ident: int
@@ -193,7 +193,7 @@ class ReadSessions(_Record, frozen=True):
 
 
 class EndSession(_Record, frozen=True):
-    """End the session of another client, which is told the `reason`. Answered with that session."""
+    """End the session of another client, which gets the `reason`. Answered with that session."""
 
     request: OtherId
     session: Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -356,8 +356,8 @@ class ForgetOps(_Record, frozen=True):
 
 
 class FetchTensor(_Record, frozen=True):
-    """`version` PREVIOUS is the value before a write that was skipped, if there was one; KEPT is the value at the end
-    of the last complete step, if the tensor was written since. `place`: shared memory of the client for the bytes.
+    """Read a tensor. `version` PREVIOUS is the value before a write that was skipped, if any; KEPT is the value at the
+    end of the last complete step, if the tensor was written since. `place`: shared memory of the client for the bytes.
     `worker`: read only the part that this worker holds."""
 
     request: OtherId
@@ -568,7 +568,7 @@ class WorkerUnshareTensor(_Record, frozen=True):
 
 
 class WorkerBeginStep(_Record, frozen=True):
-    """`token`: a small tensor to make, which gets no value if a gradient has none (0: make none)."""
+    """Begin a step. `token`: a small tensor to make, which gets no value if a gradient has none (0: make none)."""
 
     timeline_name: ClassVar = None
     step: Id
@@ -577,7 +577,7 @@ class WorkerBeginStep(_Record, frozen=True):
 
 
 class WorkerAgreeOnStep(_Record, frozen=True):
-    """`tokens` is the sum of all workers' tokens: without a value if some worker has a gradient without one."""
+    """Settle a step by the sum of all workers' `tokens`, which has no value if a gradient on any worker has none."""
 
     timeline_name: ClassVar = None
     step: Id
@@ -585,7 +585,7 @@ class WorkerAgreeOnStep(_Record, frozen=True):
 
 
 class WorkerEndStep(_Record, frozen=True):
-    """`is_done`: the dispatcher has let all ops of the step run."""
+    """End a step. `is_done`: the dispatcher has let all ops of the step run."""
 
     timeline_name: ClassVar = None
     end: Id
@@ -847,7 +847,7 @@ class MemoryUse(Struct, array_like=True, frozen=True):
 
 
 class WorkerMemory(Struct, array_like=True, frozen=True):
-    """`most_copies` are the most bytes of copies at any time, which need not be that of the peak."""
+    """The memory of a session on a worker. `most_copies` are the most bytes of copies, maybe not at the peak."""
 
     uses: tuple[MemoryUse, ...]
     most_copies: int
@@ -914,8 +914,8 @@ class Ran(Struct, array_like=True, frozen=True):
 
 
 class TimelineReport(_Record, tag="Timeline", frozen=True):
-    """`dropped` counts the commands that ran while `limit` commands were already recorded. `memory` are samples of the
-    bytes that the worker holds, each with its time."""
+    """The commands that a worker has run. `dropped` counts those that ran while `limit` were already recorded. `memory`
+    are samples of the bytes that the worker holds, each with its time."""
 
     request: OtherId
     ran: tuple[Ran, ...]
@@ -927,7 +927,7 @@ TOLD_TO_END = "it was told to end (SIGTERM)"
 
 
 class Leaving(_Record, frozen=True):
-    """A worker was told to end. It goes on until its tensors are with other workers, or its time is over."""
+    """A worker was asked to end. It goes on until its tensors are with other workers, or its time is over."""
 
 
 Report = Union[
@@ -959,7 +959,7 @@ class TrafficRead(_Record, frozen=True):
 
 
 class StatsRead(_Record, frozen=True):
-    """`plans_made` counts the plans of ops and moves that the dispatcher has made for the session."""
+    """The answer to ReadStats. `plans_made` counts the plans of ops and moves made for the session."""
 
     request: OtherId
     stats: dict[int, WorkerStats]

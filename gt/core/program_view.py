@@ -45,8 +45,8 @@ class SessionState(msgspec.Struct, frozen=True):
 
 
 class ProgramStatus(msgspec.Struct, frozen=True):
-    """`time` is that of the machine's monotonic clock, in nanoseconds. `refused` counts what a server has refused, by
-    kind: see `gt.wire.refusals`."""
+    """The workers and sessions of a program at a `time` of the machine's monotonic clock, in nanoseconds. `refused`
+    counts a server's refusals by kind: see `gt.wire.refusals`."""
 
     time: int
     pid: int
@@ -111,8 +111,8 @@ class PairTraffic(msgspec.Struct, frozen=True):
 
 class FailureState(msgspec.Struct, frozen=True):
     """An op that failed: where it was issued, and where it failed. `time` is in seconds since 1970; `workers` are those
-    that have reported it, -1 for the dispatcher. An op of a line that failed in the same way several `times` is told
-    once, with the last time."""
+    that have reported it, -1 for the dispatcher. An op of a line that failed in the same way several `times` is
+    listed once, with the last time."""
 
     number: int
     time: float

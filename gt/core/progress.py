@@ -1,4 +1,4 @@
-"""How a person is told of long waits: the interface between those who wait and a terminal or a notebook."""
+"""The display of long waits: the interface between code that waits and a terminal or a notebook."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def short_site(site: str) -> str:
 
 
 def short_op(op: str) -> str:
-    """`mm` for `aten.mm.default`: columns have little room."""
+    """The short name of an op for narrow columns: `mm` for `aten.mm.default`."""
     return op.removeprefix("aten.").removesuffix(".default")
 
 
@@ -45,7 +45,7 @@ def print_bytes(nbytes: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 op`, `2 ops`."""
+    """A number with its noun: `1 op`, `2 ops`."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
@@ -57,6 +57,6 @@ def print_tensors(metas: Sequence[TensorMeta]) -> str:
 
 
 def short_dtype(dtype: str) -> str:
-    """`f32` for `float32`."""
+    """The short name of a dtype: `f32` for `float32`."""
     found = re.fullmatch("(float|int|uint|complex|bfloat)([0-9]+)", dtype)
     return _LONG_KINDS[found[1]] + found[2] if found is not None else dtype

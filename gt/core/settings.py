@@ -43,8 +43,8 @@ class LogSettings(msgspec.Struct, frozen=True):
 
 
 class CompileSettings(msgspec.Struct, frozen=True):
-    """`is_automatic`: runs of ops that repeat often are compiled without a signal that asks for it; `seconds`: the
-    limit for one of them; `niceness`: that of the process that compiles."""
+    """How workers compile. `is_automatic`: runs of ops that repeat often are compiled without a signal that asks for
+    it; `seconds`: the limit for one of them; `niceness`: that of the process that compiles."""
 
     is_automatic: bool = False
     seconds: float = 300.0
@@ -52,8 +52,8 @@ class CompileSettings(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """`workers` 0, `mode` "", `transport` "", and None for `auto_shard`, `copy_limit`, `limits` and
-    `instruction_log_bytes` mean that the user gave no value."""
+    """All settings of a process. `workers` 0, `mode` "", `transport` "", and None for `auto_shard`, `copy_limit`,
+    `limits` and `instruction_log_bytes` mean that the user gave no value."""
 
     workers: int = 0
     server: str = ""
@@ -272,7 +272,7 @@ def shows_full_tracebacks(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """`host:port` of a server."""
+    """The host and port of a server's address, `host:port`."""
     if not isinstance(text, str) or "://" in text:
         raise SettingsError(f"{text!r} is not an address of a server; write host:port, for example localhost:12345")
     host, colon, port = text.rpartition(":")

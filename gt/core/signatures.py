@@ -231,7 +231,7 @@ class Move(_Step, tag="move", frozen=True):
 
 
 class WriteBack(_Step, tag="write_back", frozen=True):
-    """Copy a written view back into its base, if the view has memory of its own. `steps` made the view: pairs of a
+    """Copy a written view back into its base, if the view has its own memory. `steps` made the view: pairs of a
     step's number and the position of its result."""
 
     base: int

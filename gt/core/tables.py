@@ -29,7 +29,7 @@ def _cells(tag: str, texts: Sequence[str]) -> str:
 WIDTH = 120
 HEADER_EVERY = 40  # rows after which the names of the columns are written again
 GAP = "  "
-INDENT = "      "  # of lines that belong to the row above
+INDENT = "      "  # begins lines that belong to the row above
 
 PLANS, CALLS, COMMANDS, CODE = "gt.dispatcher.plans", "gt.client.calls", "gt.worker.commands", "gt.compile.code"
 

@@ -15,9 +15,9 @@ class Transfer(NamedTuple):
 
 
 class TimelineEvent(NamedTuple):
-    """`op` is an aten overload, or `redistribute`, `upload`, `fetch`, `free`, `define`, `forget`, `synchronize`. `line`
-    is the line of the user's program and `scope` the signal of the command, both empty if there is none. `start` and
-    `end` are nanoseconds of the machine's monotonic clock: comparable among the workers of one machine."""
+    """A command that a worker ran. `op` is an aten overload, or `redistribute`, `upload`, `fetch`, `free`, `define`,
+    `forget`, `synchronize`. `line` is the line of the user's program and `scope` the signal, empty if there is none.
+    `start` and `end` are nanoseconds of the machine's monotonic clock, which its workers share."""
 
     worker: int
     op: str

@@ -29,7 +29,7 @@ IDLE, RUNNING, EXCHANGING = range(3)
 """States: waiting for commands, running them, exchanging tensors with other workers, or waiting for these."""
 STATE_NAMES = ("idle", "running", "exchanging")
 
-_BITS = 62  # of a word that are used
+_BITS = 62  # bits of a word that are used
 _ALL = array("q", [-1] * (COUNTERS - MEMBERS))
 
 
