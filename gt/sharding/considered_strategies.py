@@ -79,7 +79,7 @@ def _print_factors(strategy: OpStrategy) -> str:
 
 
 def print_layouts(operands: tuple[ShardingSpec, ...], results: tuple[ShardingSpec, ...]) -> str:
-    """`[dp, -] [-, tp] -> [dp, tp]`."""
+    """Layouts of operands and results as text: `[dp, -] [-, tp] -> [dp, tp]`."""
     return " -> ".join([" ".join([f"[{spec}]" for spec in specs]) or "nothing" for specs in (operands, results)])
 
 

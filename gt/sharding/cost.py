@@ -32,7 +32,7 @@ def memory_bytes(spec: ShardingSpec, shape: Shape, itemsize: int) -> int:
 
 
 class LinkSpeed(NamedTuple):
-    """`alpha`: seconds a message; `beta`: seconds a byte."""
+    """The speed of a link. `alpha`: seconds a message; `beta`: seconds a byte."""
 
     alpha: float
     beta: float

@@ -33,7 +33,7 @@ _FrozenCall: TypeAlias = tuple[
 
 
 class NoRule(Exception):
-    """The op cannot run on shards: it has no rule."""
+    """An op that cannot run on shards, because it has no rule."""
 
 
 def infer_output_sharding(

@@ -18,7 +18,7 @@ from gt.sharding.strategies import OpOperand, OpResult
 
 
 class UnfitAlgorithm(LayoutError):
-    """The algorithm that the user named does not exist, or does not fit the call."""
+    """An algorithm named by the user that does not exist, or does not fit the call."""
 
 
 class Schedule(NamedTuple):

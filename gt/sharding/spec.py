@@ -108,7 +108,7 @@ class DeviceMesh:
         return {worker: self.coordinate(worker) for worker in self.workers}
 
     def neighbor(self, worker: int, axis: str, offset: int = 1) -> int:
-        """The worker that is so many places further along an axis, which is a ring: the first follows the last."""
+        """The worker `offset` places further along an axis, which is a ring: the first follows the last."""
         if worker not in self:
             raise LayoutError(f"worker {worker} is not in mesh {self}")
         ring = self.axis_group(worker, (self._axis(axis),))
@@ -231,7 +231,7 @@ def _check_mesh(shape: Shape, names: tuple[str, ...], workers: tuple[int, ...], 
 
 
 def mesh_of(record: MeshRecord) -> DeviceMesh:
-    if not record.workers:  # in a program they may be left out, and are as many as the shape says: here a peer says it
+    if not record.workers:  # a program may leave them out, as its shape tells their number: here a peer gave the shape
         raise LayoutError(f"a mesh of shape {record.shape} names no workers")
     return DeviceMesh(record.shape, record.axis_names, record.workers, record.name, record.hosts)
 

@@ -34,7 +34,7 @@ def _is_needed(unary: Costs, tables: list[Costs]) -> NDArray[np.bool_]:
     count = len(unary)
     needed = np.ones(count, bool)
     for choice in range(count):
-        change = unary - unary[choice]  # at most, if another choice is taken instead
+        change = unary - unary[choice]  # the most that another choice can change the cost
         for table in tables:
             change = change + (table - table[choice]).max(1)
         replaces = change < 0

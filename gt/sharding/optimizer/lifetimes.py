@@ -11,11 +11,11 @@ import numpy as np
 from gt.sharding.optimizer.pairwise_model import Costs
 from gt.sharding.optimizer.recorded_program import STATE, RecordedProgram
 
-# They run in the layout of the parameter, since the state is created like it.
-
 
 class UpdateGroups(NamedTuple):
-    """- `ops`: the numbers of the ops that update each parameter
+    """The updates of parameters, which run in a parameter's layout, since the state is created like it.
+
+    - `ops`: the numbers of the ops that update each parameter
     - `of_op`: the parameter that an op updates, by number
     - `of_value`: the parameter of the values that are kept in its layout: its later versions, its state
     - `gradients`: values that an update takes from outside, and the parameter
@@ -64,7 +64,7 @@ def update_groups(program: RecordedProgram) -> UpdateGroups:
     )
 
 
-MOMENTS = 3  # at most, for which there is a limit
+MOMENTS = 3  # largest number of moments whose memory is limited
 
 
 def memory_rows(
@@ -89,7 +89,7 @@ def memory_rows(
 
 
 def lifetimes(program: RecordedProgram, groups: UpdateGroups) -> dict[str, tuple[int, int]]:
-    """The numbers of the first and the last op during which each value with memory of its own exists. What exists
+    """The numbers of the first and the last op during which each value with its own memory exists. What exists
     before the step exists all the time. A view lives in its base, and so do values that are written in place."""
     end = len(program.ops)
     home: dict[str, str] = {}

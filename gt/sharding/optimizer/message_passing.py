@@ -11,7 +11,7 @@ from gt.sharding.optimizer.pairwise_model import Assignment, Costs, PairwiseMode
 
 ROUNDS = 200
 SETTLED = 12  # rounds in which the bound has to rise
-_ENOUGH = 1e-4  # by this share of itself
+_ENOUGH = 1e-4  # share of itself by which the bound has to rise
 _CLOSE = 1e-7
 
 

@@ -147,7 +147,7 @@ def _rule_strategies(call: OpCall, rule: OpShardingRule, mesh: DeviceMesh) -> It
 
 
 def _has_custom_cuts(strategy: OpStrategy) -> bool:
-    """Whether some layout has cuts of its own, as windows and merged dims with uneven factors give: other ops do not
+    """Whether some layout has its own cuts, as windows and merged dims with uneven factors give: other ops do not
     have them, so they would be moved anyway."""
     return any(any(spec.cuts) for spec in (*strategy.operands, *strategy.results))
 

@@ -16,7 +16,7 @@ Assignment: TypeAlias = list[int]
 
 @dataclass(frozen=True, eq=False)
 class PairwiseModel:
-    """Variables are numbered. All costs are finite.
+    """Costs of the choices of numbered variables, all finite.
 
     - `unary`: per variable, the cost of each choice
     - `pairs`: the costs of two choices together, by a pair of variables, the lower number first

@@ -1,6 +1,6 @@
 """One step of a program as ops on named values, made from its instruction stream.
 
-Values are immutable: an op that writes gives a new value of the same storage. Views are ops of their own. A foreach op,
+Values are immutable: an op that writes gives a new value of the same storage. Views are separate ops. A foreach op,
 or a fused optimizer, is one op for each position of its lists, since these are independent of each other."""
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _ProgramReader:
         self._gradients: dict[str, str] = {}
         self._boundaries: list[Boundary] = []
         self._current: dict[int, str] = {}
-        self._origin: dict[str, str] = {}  # of a written value: the value that was there before the step
+        self._origin: dict[str, str] = {}  # the value before the step, by written value
         self._views: dict[tuple[str, bytes], str] = {}
         self._names: dict[str, tuple[str, ...]] = {}
         self._stack: list[str] = []

@@ -39,7 +39,7 @@ class RecordedSteps(NamedTuple):
     - `layouts`: those that some tensors had before the first step, by id
     - `parameters`: the ids of parameters and buffers before the first step, by name; tied ones have several names
     - `states`: the ids of an optimizer's state that existed before, with the ids of the parameters that they belong to
-    - `owners`: the modules that have parameters and buffers of their own, with the names of these
+    - `owners`: the modules that have their own parameters and buffers, with the names of these
     - `sites`: lines of the program, by id
     - `scopes`: signal scopes, by id: the name and the policy
     """

@@ -6,18 +6,18 @@ from collections.abc import Iterable
 
 
 class StepTimeline:
-    """A worker computes one op after the other, and its link does one exchange after the other. `overlap` is the share
-    of an exchange's time in which the worker can compute; the rest takes the worker too. `waits` are the seconds for
-    which each exchange keeps the worker from computing, in the order in which they began."""
+    """Adds up the time of ops on a worker and of exchanges on its link, each one after the other. `overlap` is the
+    share of an exchange's time in which the worker can compute; the rest takes the worker too. `waits` are the seconds
+    for which each exchange keeps the worker from computing, in the order in which they began."""
 
     def __init__(self, overlap: float) -> None:
         self.waits: list[float] = []
         self.compute_seconds = 0.0
         self._overlap = overlap
         self._now = 0.0
-        self._ends: list[float] = []  # of each exchange
+        self._ends: list[float] = []  # end of each exchange
         self._done = 0  # exchanges that the worker has waited for
-        self._exchange_of: dict[int, int] = {}  # of tensors that an exchange gives
+        self._exchange_of: dict[int, int] = {}  # number of the exchange that gives a tensor
 
     def compute(self, seconds: float) -> None:
         self.compute_seconds += seconds

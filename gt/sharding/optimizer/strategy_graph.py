@@ -172,8 +172,8 @@ class _GraphBuilder:
             self._provide(value, _Provider(variable, given))
 
     def _provide(self, value: str, provider: _Provider) -> None:
-        """Note the variable that gives a value. A value that is used repeatedly, or passes between modules, gets a
-        variable of its own: it is moved once, for all uses."""
+        """Note the variable that gives a value. A value that is used repeatedly, or passes between modules, gets
+        its own variable: it is moved once, for all uses."""
         self._providers[value] = provider
         if self._uses.get(value, 0) < 2 and value not in self._passing:
             return

@@ -42,7 +42,7 @@ def _of_local_size(shard: LocalContext) -> LocalProgram:
 
 
 def _without_strides(op: str) -> Lowering:
-    """`op` with the local size instead of the last two arguments, size and strides: strides of the whole tensor do not
+    """Replaces the last two arguments of `op`, size and strides, by the local size: strides of the whole tensor do not
     apply to a shard."""
 
     def lower(shard: LocalContext) -> LocalProgram:

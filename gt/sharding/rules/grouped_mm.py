@@ -1,5 +1,5 @@
 """Grouped matrix products, as in a mixture of experts. The rows, columns or inner dim of an operand are split into
-consecutive groups, each with a matrix of its own; `offs` has the end of each group."""
+consecutive groups, each with its own matrix; `offs` has the end of each group."""
 
 from __future__ import annotations
 

@@ -200,8 +200,8 @@ def absolute(expansion: ExpansionBuilder, values: Input) -> Input:
 
 
 def _variance_of_squares(call: OpCall) -> OpShardingRule:
-    """gt.variance(squares, count, correction, root): the variance, or its root, from the sum of squared deviations. An
-    op of its own, since the correction is a scalar that is not known before it runs."""
+    """gt.variance(squares, count, correction, root): the variance, or its root, from the sum of squared deviations. A
+    separate op, since the correction is a scalar that is not known before it runs."""
 
     def lower(shard: LocalContext) -> LocalProgram:
         builder = LocalBuilder(1)

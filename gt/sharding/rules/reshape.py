@@ -90,8 +90,8 @@ def _share_prefix(builder: RuleBuilder, source: _ReshapeSide, target: _ReshapeSi
 
 
 def reinterpret(call: OpCall) -> OpShardingRule:
-    """`view(dtype)`: the tensor with the smaller dtype has several elements for each of the other, along the last
-    dim."""
+    """The rule of `view(dtype)`: the tensor with the smaller dtype has several elements for each of the other, along
+    the last dim."""
     dtype = call.arg(1, "dtype")
     assert isinstance(dtype, DType)
     before, after = ITEM_BYTES[call.inputs[0].dtype], ITEM_BYTES[dtype.name]
