@@ -1,4 +1,4 @@
-"""The active session of the process, which ops without a session of their own use; the first use of GT opens it."""
+"""The active session of the process, which ops without their own session use; the first use of GT opens it."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class QueryCall:
         site = session.sites.current()
 
         def build(ids: tuple[int, ...]) -> QueryOp:
-            first = session.reserve_ids()  # with the outbox's lock held: the ids of a later query are higher
+            first = session.reserve_ids()  # the outbox's lock is held: the ids of a later query are higher
             return QueryOp(request, self.op_id, ids, new_ids, first, tuple(scalars), scope, site)
 
         query: QueryOp = session.outbox.submit(build, refs, written, new_ids)

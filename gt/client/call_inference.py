@@ -50,7 +50,7 @@ UNKNOWN_INSIDE = (
     "{} was issued in the middle of GT's own work (in a signal handler or a finalizer), and its result cannot be "
     "inferred there; let it set a flag, and issue the op when the program goes on"
 )
-_inferring: dict[int, int] = {}  # for each thread that infers a call: how many others were inferred in the middle of it
+_inferring: dict[int, int] = {}  # calls inferred in the middle of the one that a thread infers, by thread
 
 keep_dynamo_out()
 
@@ -337,7 +337,7 @@ def _as_results(op: OpSchema, result: Any) -> list[Any]:
 
 
 def _fresh_geometry(tensor: torch.Tensor) -> Geometry:
-    """The geometry of a new tensor, which has a storage of its own even if torch's shape function gave a view."""
+    """The geometry of a new tensor, which has its own storage even if torch's shape function gave a view."""
     if tensor.layout is not torch.strided:
         raise UnknownResult
     return intern_geometry(tensor.shape, tensor.stride(), 0, tensor.dtype)

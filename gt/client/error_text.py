@@ -149,8 +149,8 @@ def describe_eager_scope(news: NotCompiled, site: Site) -> str:
 def describe_loss(
     lost: Lost, how_it_ended: str, site: Site | None = None, lines: Sequence[tuple[str, LostLine]] = ()
 ) -> str:
-    """`site`: the line whose op exchanged tensors with the worker when it was lost. `lines`: the tensors that are lost,
-    with the lines that made them as text."""
+    """The text about a lost worker. `site`: the line whose op exchanged tensors with it then. `lines`: the tensors that
+    are lost, with the lines that made them as text."""
     ending = how_it_ended or lost.reason
     last = f"its last op was {lost.last_op}" if lost.last_op else "it had not run an op"
     issued = "" if site is None else f"{quote(site)}\n  needed a worker that was lost:\n  "
@@ -162,7 +162,7 @@ def describe_loss(
 
 
 def describe_departure(left: Left | Lost, site: Site | None = None) -> str:
-    """`site`: as of `describe_loss`."""
+    """The text about a worker that has left. `site`: as of `describe_loss`."""
     issued = "" if site is None else f"{quote(site)}\n  needed a worker that has left:\n  "
     return (
         f"{issued}worker {left.worker} (pid {left.pid}) {left.reason}; its tensors move to other workers, on which the "

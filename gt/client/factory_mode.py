@@ -13,7 +13,7 @@ from gt.sharding.placements import Layout, OpRequest
 
 _LIFT = torch.ops.aten.lift_fresh.default
 _FROM_STORAGE = (torch.ops.aten.set_.source_Storage, torch.ops.aten.set_.source_Storage_storage_offset)
-_forks = 0  # that lie between the first process and this one
+_forks = 0  # number of forks between the first process and this one
 
 
 class FactoryMode(UntracedMode):
@@ -43,7 +43,7 @@ class FactoryMode(UntracedMode):
 
 
 def _set_to_storage(func: Any, args: Any, kwargs: Any) -> Any:
-    """`torch.load` and data loaders make an empty tensor and set it to memory of this process: on GT, to a copy."""
+    """Set a tensor to a copy of this process's memory; `torch.load` and data loaders set an empty one to it."""
     with disable_current_modes():
         plain = func(torch.empty(0, dtype=args[0].dtype), *args[1:], **kwargs)
     return torch.ops.aten.set_.source_Tensor(args[0], plain)

@@ -9,7 +9,7 @@ dropped, since its backward follows. What is computed of a parameter alone, as i
 parameter is, and its copies are dropped with those of the parameter. Dropping a copy never changes a value: an op that
 needs it gathers it again.
 
-Modules mostly run in the same order each time, so the dispatcher is also told which module is likely to follow.
+Modules mostly run in the same order each time, so messages also name the module that is likely to follow.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class GatherHook:
         return {"places": self.places, "inner": self.inner}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """The hook of a copied model has a number of its own and learns its own order."""
+        """The hook of a copied model has its own number and learns its own order."""
         self.__init__(state["places"])  # type: ignore[misc]
         self.inner = state["inner"]
 
@@ -188,7 +188,7 @@ _order = _ModuleOrder()
 
 
 def _reshards() -> bool:
-    """`reshard_after_forward` of the innermost scope that sets it; True if none does."""
+    """The `reshard_after_forward` of the innermost scope that sets it; True if none does."""
     frame = scope_stack.top()
     while frame is not None:
         config = registry.get(frame.name)

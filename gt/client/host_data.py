@@ -86,7 +86,7 @@ def payload(tensor: torch.Tensor, stride: Sequence[int]) -> memoryview:
     """The bytes of a strided tensor in the order of `stride`; its own memory if it has no gaps and these strides."""
     memory = tensor.permute(memory_order(stride)).contiguous()
     flat = memory.as_strided((memory.numel(),), (1,)).view(torch.uint8)
-    return np.from_dlpack(flat).data  # by numpy() the storage could no longer be resized
+    return np.from_dlpack(flat).data  # after numpy() the storage could not be resized
 
 
 def copy_bytes(target: memoryview, source: Buffer) -> None:

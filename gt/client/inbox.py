@@ -50,9 +50,9 @@ REMEMBERED = 1024  # failures that other workers may still report
 
 
 class Inbox:
-    """`failures` are those of ops that no read has shown yet. `note_workers` is called when workers come and go. Of the
-    threads that wait, one receives for all. Long waits are shown by the `display`; without one they are explained on
-    stderr every 10 s."""
+    """Receives answers for all threads: of those that wait, one receives. `failures` are those of ops that no read has
+    shown yet. `note_workers` is called when workers come and go. Long waits are shown by the `display`; without one
+    they are explained on stderr every 10 s."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class Inbox:
         self._losses: dict[int, Lost] = {}  # the news of lost workers, with the tensors that are lost
 
     def wait(self, request: int, seconds: float = math.inf) -> Received:
-        """The answer to a request. Raises the error that made an answer impossible, and TimeoutError after so many
-        seconds. A person is told of a long wait."""
+        """The answer to a request. Raises the error that made an answer impossible, and TimeoutError after `seconds`. A
+        long wait is shown to the user."""
         found = self._answers.pop(request, None)
         if found is None:
             try:

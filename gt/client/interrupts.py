@@ -15,7 +15,7 @@ from gt.core.errors import SessionError
 _SIGINT = int(_signal.SIGINT)
 _NO_HANDLERS = (None, _signal.SIG_DFL, _signal.SIG_IGN)
 _threads_inside: set[int] = set()
-_deferred: dict[int, Callable[[], None]] = {}  # by thread
+_deferred: dict[int, Callable[[], None]] = {}  # callbacks of threads in critical sections, by thread
 
 
 class CriticalSection:

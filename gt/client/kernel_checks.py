@@ -21,7 +21,7 @@ from gt.core.meta import is_dense, memory_span
 # Made by `python -m tests.conformance.kernel_dtypes`; a test compares it with torch.
 
 
-TORCH_VERSION = "2.13.0"  # with which the table was made
+TORCH_VERSION = "2.13.0"  # the version that the table was made with
 # Names of dtypes, and the ops that refuse them.
 _OPS = {
     "bool uint8 int8 int16 int32 int64 complex64 complex128": (
@@ -72,7 +72,7 @@ REFUSED_DTYPES: dict[str, frozenset[torch.dtype]] = {
 }
 
 
-_MOST_CATEGORIES = 1 << 24  # of `multinomial`
+_MOST_CATEGORIES = 1 << 24  # categories of `multinomial`
 _MASKS = (torch.bool, torch.uint8)
 # Ops whose kernels take tensors of one dtype only. Others promote, or have shape functions that refuse.
 _ONE_DTYPE = frozenset(

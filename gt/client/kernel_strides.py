@@ -76,7 +76,7 @@ def _functions(func: OpOverload) -> tuple[Callable[..., Any], StrideRule | None]
 
 
 def has_own_strides(func: OpOverload) -> bool:
-    """Whether an op has a rule of its own for the strides of its results, or is pointwise and does not iterate over its
+    """Whether an op has its own rule for the strides of its results, or is pointwise and does not iterate over its
     operands."""
     return schema_of(func).name.removeprefix("aten::") in _RULES or packet_name(func) in _NOT_ITERATED
 
@@ -140,7 +140,7 @@ _NOT_CAST = ("where",)  # pointwise ops that take operands of several dtypes as 
 
 
 def _scaled(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
-    """`ldexp` multiplies by a power, which is contiguous."""
+    """Strides of `ldexp`, which multiplies by a contiguous power."""
     power = run_shape_function(aten.pow.Scalar, (2.0, arguments["other"]), {})
     return _iterated({"self": arguments["self"], "other": power}, results)
 
@@ -204,14 +204,14 @@ def _attention(arguments: NamedArguments, results: Sequence[torch.Tensor | None]
 
 
 def _batch_norm(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
-    """`batch_norm_cpu` of C++."""
+    """Strides as of C++'s `batch_norm_cpu`."""
     format_ = _batch_norm_format(arguments["input"])
     return [None if result is None else strides_in_format(result, format_) for result in results]
 
 
 def _batch_norm_backward(arguments: NamedArguments, results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
-    """`batch_norm_backward_cpu_template` of C++. Its fast kernel needs an input and a gradient in the same format. The
-    other one takes the format from all strides of the input, also from those of dims of one element."""
+    """Strides as of C++'s `batch_norm_backward_cpu_template`. Its fast kernel needs an input and a gradient in the same
+    format. The other one takes the format from all strides of the input, also from those of dims of one element."""
     source, gradient = arguments["input"], arguments["grad_out"]
     format_ = suggested_format(source)
     if format_ is suggested_format(gradient) and dense_format(gradient) is not None:

@@ -182,7 +182,7 @@ def layout_to_save(ref: TensorRef) -> tuple[Any, ...] | None:
 
 
 def saved_layout(saved: Sequence[Any] | None, rank: int) -> ShardingSpec | None:
-    """The layout that a file gives a tensor of so many dims. None if the file gives none, or if the session does not
+    """The layout that a file gives a tensor of `rank` dims. None if the file gives none, or if the session does not
     have all its workers."""
     hosts = hosts_of(active_session.current().workers)
     if saved is None or len(hosts) == 1:
@@ -218,7 +218,7 @@ def open_mesh(
     workers: Sequence[int] = (),
     name: str = "",
 ) -> Iterator[DeviceMesh]:
-    """`with gt.open_mesh((2, 4), ("dp", "tp")) as mesh:` is gt.mesh for the calls inside: wherever `placements=` or
+    """A mesh for the calls inside, as `with gt.open_mesh((2, 4), ("dp", "tp")) as mesh:` wherever `placements=` or
     `out=` is given without `mesh=`, and for tensors that the functions of gt.distributed lay out. A mesh that exists
     may be given in place of a shape. The innermost one counts, in this thread.
 

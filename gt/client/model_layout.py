@@ -97,7 +97,7 @@ class InputHook:
 
 log = logging.getLogger("gt.signals")
 _gather_hooks: WeakKeyDictionary[torch.nn.Module, GatherHook] = WeakKeyDictionary()
-_models: WeakSet[torch.nn.Module] = WeakSet()  # to which the configuration was applied
+_models: WeakSet[torch.nn.Module] = WeakSet()  # models to which the configuration was applied
 _laid_out: Any = WeakTensorKeyDictionary()  # parameters and buffers of these, by identity
 
 
@@ -327,7 +327,7 @@ def _hook_places(places: dict[torch.nn.Module, list[ParameterPlace]]) -> None:
 
 
 def _add_gather_hook(part: torch.nn.Module, hook: GatherHook) -> None:
-    active_session.follow_scopes()  # which tensors are computed of parameters is noted with the scope of each op
+    active_session.follow_scopes()  # the scope of each op notes which tensors are computed of parameters
     _gather_hooks[part] = hook
     part.register_forward_pre_hook(hook.begin_forward)
     part.register_forward_hook(hook, always_call=True)

@@ -29,7 +29,7 @@ class ArgumentKind(Enum):
     TENSORS = "tensors"
     TARGET = "target"  # a tensor that the op writes to
     TARGETS = "targets"
-    TARGETS_OR_COPIES = "targets or copies"  # as TARGETS; a plain tensor in the list is copied, and the copy is written
+    TARGETS_OR_COPIES = "targets or copies"  # TARGETS whose plain tensors are copied, and the copies are written
     SCALAR = "scalar"  # the shapes do not depend on its value
     SCALARS = "scalars"
     CONSTANT = "constant"

@@ -21,17 +21,17 @@ from gt.client.session import Session
 from gt.core.ids import session_of
 from gt.core.messages import BeginStep, EndStep
 
-MAX_ENTRIES = 1 << 15  # of an optimizer's state, in all its snapshots
+MAX_ENTRIES = 1 << 15  # entries of an optimizer's state, in all its snapshots
 MIN_STEPS = 16  # kept for every optimizer, however large its state is
-_MAX_ELEMENTS = 1 << 12  # of a plain tensor in a snapshot
+_MAX_ELEMENTS = 1 << 12  # elements of a plain tensor in a snapshot
 
-ON_WORKERS, NOT_KEPT = object(), object()  # in a snapshot, in place of a GT tensor, and of a value that is not kept
+ON_WORKERS, NOT_KEPT = object(), object()  # they replace a GT tensor in a snapshot, and a value that is not kept
 OptimizerState: TypeAlias = dict[torch.Tensor, dict[str, Any]]
 
 
 class OptimizerStep:
-    """`begin` and `end` are ids, which increase in program order; `end` is 0 until the step has ended. `state` is a
-    snapshot from before the step."""
+    """A step of an optimizer. `begin` and `end` are ids, which increase in program order; `end` is 0 until it has
+    ended. `state` is a snapshot from before the step."""
 
     __slots__ = ("begin", "end", "state")
 

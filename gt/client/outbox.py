@@ -78,10 +78,10 @@ class Outbox:
         self.collected: deque[Storage] = deque()
         self._dead = self.collected  # storages to free: another deque while a recorder holds those that are collected
         self.read_only: dict[int, str] = {}  # names of published tensors, by the ids that they have here
-        self._unsent_ids: list[int] = []  # of dead tensors, after an interrupt
+        self._unsent_ids: list[int] = []  # ids of dead tensors, after an interrupt
         self._dead_cost = 0
-        self._counted = 0  # of `_dead`, in the cost
-        self._extra_ops = 0  # of queued segments
+        self._counted = 0  # storages of `_dead` that are part of the cost
+        self._extra_ops = 0  # ops of queued segments beyond one each
         self._batches_sent = 0
         self._sending = threading.RLock()
         self._filled: SimpleQueue[None] = SimpleQueue()  # wakes the idle thread
@@ -97,7 +97,7 @@ class Outbox:
         queue.append(instruction)
         dead = self._dead
         if (count := len(dead)) != self._counted:
-            if count - self._counted == 1:  # as most often: not worth a call
+            if count - self._counted == 1:  # the usual case, not worth a call
                 try:
                     self._dead_cost += dead[-1].geometry.nbytes + _COST_OF_EACH
                     self._counted = count

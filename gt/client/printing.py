@@ -17,7 +17,7 @@ HTML_WORKERS = 64  # rows of the table of workers
 
 
 def describe(tensor: torch.Tensor, values: torch.Tensor | None, spec: ShardingSpec) -> str:
-    """`values`: the value, or its edges if it is too large to read, or None if it has none."""
+    """A tensor as text. `values`: the value, or its edges if it is too large to read, or None if it has none."""
     facts = [f"shape={tuple(tensor.shape)}", f"dtype={tensor.dtype}", f"on={describe_layout(spec)}"]
     if tensor.requires_grad:
         facts.append("requires_grad=True" if tensor.grad_fn is None else f"grad_fn=<{tensor.grad_fn.name()}>")

@@ -27,7 +27,7 @@ from gt.wire.long_waits import LongWait
 log = logging.getLogger("gt.client")
 POLL_SECONDS = 0.05  # between two looks for a name that is not published yet
 MAX_NAME = 256  # characters
-MAX_KEYS = 4096  # to which one tensor is published: as many as a server lets in
+MAX_KEYS = 4096  # keys to which one tensor is published: as many as a server admits
 
 
 @ends_on_users_line
@@ -35,7 +35,7 @@ def publish(name: str, x: torch.Tensor, to: str | Sequence[str] = ()) -> None:
     """Let other sessions of the server read the present value of a tensor by `gt.subscribe(name)`: those of the same
     key, and of the keys that `to` names (`"*"`: all). Nothing moves, and the layout stays. The value is a snapshot:
     later writes to `x` copy it first. Publishing a name again replaces what it names; it is gone with `gt.unpublish`,
-    or when this session ends, and those who have subscribed keep what they have.
+    or when this session ends, and subscribers keep what they have.
 
     >>> gt.publish("weights", gt.ones(2))
     >>> gt.subscribe("weights").tolist()
@@ -70,8 +70,8 @@ def unpublish(name: str) -> None:
 @ends_on_users_line
 def subscribe(name: str, timeout: float = 0.0) -> Tensor:
     """The tensor that a session of the same server has published by a name, as it was then. It has the layout and the
-    memory of the published one, and cannot be written: `gt.ReadOnlyError`. With a `timeout`, wait so many seconds for
-    somebody to publish it.
+    memory of the published one, and cannot be written: `gt.ReadOnlyError`. Wait up to `timeout` seconds until it is
+    published.
 
     >>> gt.publish("weights", gt.arange(3.0))
     >>> x = gt.subscribe("weights").requires_grad_()
@@ -133,7 +133,7 @@ def _check_keys(to: object) -> tuple[str, ...]:
 
 
 def _is_name(name: object) -> bool:
-    """Whether a message can hold a name: the server gives up a session whose messages it cannot decode."""
+    """Whether a message can hold a name: the server drops a session whose messages it cannot decode."""
     return isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()
 
 
@@ -143,7 +143,7 @@ def _check_timeout(timeout: object) -> None:
 
 
 def _require_value(session: Session, storage: Storage) -> None:
-    """Raise the error of a tensor that could not be computed: those who subscribe could not make sense of it."""
+    """Raise a failed tensor's error here: a subscriber could not trace it to a line."""
     if not session.computes:
         return
     (span,) = read_versions(session, [storage])

@@ -24,8 +24,8 @@ class TrafficRecording:
 
 
 class TrafficRecordings:
-    """The dispatcher notes collectives while one recording is open, and gives each away once: to the read that comes
-    next. `read_traffic` reads, and says whether they are noted from now on."""
+    """The open recordings of traffic. While there is one the dispatcher notes collectives, and gives each away once, to
+    the next read. `read_traffic` reads, and says whether they are noted from now on."""
 
     def __init__(self, read_traffic: Callable[[bool], TrafficRead]) -> None:
         self._read_traffic = read_traffic
@@ -82,8 +82,8 @@ class CommandRecording:
 
 
 class CommandRecordings:
-    """Workers record commands while one recording is open. `read_timeline` takes commands from them, and says how many
-    each may hold from now on."""
+    """The open recordings of commands, which workers record while there is one. `read_timeline` takes commands from
+    them, and says how many each may hold from now on."""
 
     def __init__(self, read_timeline: Callable[[int], TimelineRead]) -> None:
         self._read_timeline = read_timeline
@@ -95,7 +95,7 @@ class CommandRecordings:
 
     def begin(self, limit: int) -> CommandRecording:
         with self._lock:
-            self._take_all()  # of the recordings that are open, or left by one whose end could not be read
+            self._take_all()  # commands of open recordings, or left by one whose end could not be read
             recording = CommandRecording(limit)
             self._open.append(recording)
             try:

@@ -37,9 +37,9 @@ class ScopeResolver:
         self._auto = auto
         self._next_id = itertools.count(1)
         self.scope_ids: dict[tuple[str, PolicyRecord | None, bool], int] = {}
-        self._policies: dict[int, Policy] = {}  # by scope id
+        self._policies: dict[int, Policy] = {}  # policies by scope id
         self._unknown: set[str] = set()
-        self._of_created: tuple[Sequence[WorkerInfo], PolicyRecord] | None = None  # for which workers, and the policy
+        self._of_created: tuple[Sequence[WorkerInfo], PolicyRecord] | None = None  # the workers, and their policy
 
     def scope_id(self, refs: Sequence[TensorRef], *results: Storage) -> int:
         """The id of an op's scope, 0 for none; `results` are its new tensors. Hot path."""

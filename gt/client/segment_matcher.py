@@ -56,9 +56,9 @@ _code_of = _Codes({RunOp: _OP, **dict.fromkeys(get_args(Interleaved), _INTERLEAV
 
 
 class HotPathStats(NamedTuple):
-    """`segments` counts the repeated runs of ops that were defined, `hits` the RunSegments that were sent, `ops` the
-    ops in these, and `misses` the ops that were sent one by one. `deviations` counts, by reason and site, how often
-    another op came than the one that followed last time."""
+    """Counts of what was repeated: `segments` that were defined, `hits` the RunSegments that were sent, `ops` the ops
+    in these, and `misses` the ops that were sent one by one. `deviations` counts, by reason and site, how often another
+    op came than the one that followed last time."""
 
     segments: int
     hits: int
@@ -156,7 +156,7 @@ class SegmentMatcher:
             return batch, []
         ops = codes.count(_OP)
         if is_final and ops < self._settings.shortest and self._expected is None and not self._unseen:
-            self._misses += ops  # as in a loop of reads: too few ops for a segment
+            self._misses += ops  # too few ops for a segment, as in a loop of reads
             self._last = None
             return batch, []
         sent: list[Instruction] = []

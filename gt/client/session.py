@@ -121,9 +121,9 @@ class Session:
         self.calls_inferred = 0
         self.rule_inference = RuleInference()
         self.signatures: dict[int, Signature] = {}
-        self.segment_bodies: dict[int, SegmentBody] = {}  # of the segments that gt.compile has defined
+        self.segment_bodies: dict[int, SegmentBody] = {}  # bodies of segments defined by gt.compile, by id
         self.closed_because = ""  # the reason, if the session is closed
-        self.quiet_threads = 1  # of this process that never make an op: the one that flushes, and those of the monitor
+        self.quiet_threads = 1  # threads that never make an op: the one that flushes, and those of the monitor
         self.captures: Captures | None = None  # set by the launcher, which knows where the dispatcher runs
         self.recordings = CommandRecordings(self._read_timeline)
         self.traffic_recordings = TrafficRecordings(self._read_traffic)
@@ -164,7 +164,7 @@ class Session:
     def _note_workers(self, news: Joined | Lost | Left) -> None:
         """Scopes and meshes mean the present workers from now on, and constants are uploaded anew."""
         if not isinstance(news, Joined) and all(info.worker != news.worker for info in self.workers):
-            return  # an earlier answer told of this
+            return  # an earlier answer reported this
         self.upload_cache.forget()
         others = [info for info in self.workers if isinstance(news, Joined) or info.worker != news.worker]
         if isinstance(news, Joined):
@@ -262,7 +262,7 @@ class Session:
     # Tensors that are made of others
 
     def derive(self, ref: TensorRef) -> Storage:
-        """The value of a view as a tensor of its own."""
+        """The value of a view as a separate tensor."""
         key = ("derive", ref.storage.geometry, ref.path)
         op_id, geometry = self.cached_calls.get(key, (0, ref.geometry))
         if not op_id:

@@ -95,7 +95,7 @@ def _read_directly(session: Session, storage: Storage) -> Buffer | None:
 def _read(
     session: Session, storage: Storage, version: int, nbytes: int, worker: int | None = None
 ) -> tuple[Received, ShardingSpec | None]:
-    """Read a tensor, or the part of one worker, with room for so many bytes."""
+    """Read a tensor, or the part of one worker, with room for `nbytes`."""
     request = next(session.ids)
     site = session.sites.current()
     place = ByteRange("", nbytes) if nbytes >= SHARE_BYTES else None

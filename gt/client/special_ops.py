@@ -161,7 +161,7 @@ def _within(ref: TensorRef, geometry: Geometry) -> Geometry:
 
 
 def reshape_in_place(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`t_`, `squeeze_`, ...: the handle becomes a view of the tensor that it was."""
+    """Make the handle a view of the tensor that it was: `t_`, `squeeze_`, ..."""
     tensor = args[0]
     meta = tensor._ref.geometry.on_meta()
     op.func(meta, *args[1:], **kwargs)
@@ -200,7 +200,7 @@ def _meta_of(value: Any) -> Any:
 
 
 def _set_source(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`set_`: the handle becomes another tensor, a view of another tensor's storage, or empty."""
+    """Make the handle another tensor, a view of another tensor's storage, or empty: `set_`."""
     tensor, source = args[0], args[1] if len(args) > 1 else None
     if source is None:
         empty = intern_geometry(torch.Size([0]), (1,), 0, tensor.dtype)
@@ -218,7 +218,7 @@ def _set_source(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: di
 
 
 def _view(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`_unsafe_view`: its schema declares no alias, but torch's own code relies on the result sharing memory."""
+    """Run `_unsafe_view` as a view: its schema declares no alias, but torch's own code relies on shared memory."""
     return cls.__torch_dispatch__(torch.ops.aten.view.default, (), args, kwargs)  # type: ignore[attr-defined]
 
 
@@ -308,7 +308,7 @@ def _traced_convolution(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kw
 
 
 def _convolution(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`_convolution`: a convolution with the settings of one device."""
+    """Run `_convolution`, a convolution with the settings of one device, as `convolution`."""
     return cls.__torch_dispatch__(torch.ops.aten.convolution.default, (), args[:9], kwargs)  # type: ignore[attr-defined]
 
 

@@ -31,11 +31,11 @@ from gt.sharding.optimizer.recorded_steps import ENTER, GRADIENT, INPUT, LEAVE, 
 from gt.sharding.spec import ShardingSpec
 from gt.wire.client_channel import Upload
 
-_DEPTH = 4  # of containers, and of attributes of the program's own objects
+_DEPTH = 4  # levels of containers and of attributes of the program's own objects that are searched
 
 
 class StepObjects(NamedTuple):
-    """`model` is the one that the step runs."""
+    """The `model`, the optimizers and the tensors of a step."""
 
     model: torch.nn.Module
     optimizers: tuple[Optimizer, ...]

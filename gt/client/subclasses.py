@@ -51,7 +51,7 @@ def _overridable(handle: type[torch.Tensor]) -> type[torch.Tensor]:
 
 
 def has_memory(kind: type[torch.Tensor]) -> bool:
-    """Whether tensors of a class have memory of their own, as in a subclass that only adds methods or attributes.
+    """Whether tensors of a class have their own memory, as in a subclass that only adds methods or attributes.
     Others (`DTensor`, nested tensors) have a `__torch_dispatch__`."""
     return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 

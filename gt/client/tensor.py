@@ -119,8 +119,8 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
 
     @ends_on_users_line
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        """`array + tensor`, `np.sin(tensor)`: computed on GT if torch has the same function, so that gradients pass.
-        NumPy computes the others, of the values."""
+        """Run a ufunc (`array + tensor`, `np.sin(tensor)`) on GT if torch has the same function, so that gradients
+        pass. NumPy computes the others, of the values."""
         call = torch_call(ufunc.__name__, inputs) if method == "__call__" and not options else None
         if call is not None:
             function, operands = call
@@ -245,7 +245,7 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
         copied = wrap(Handle, self._copied_ref(memo)).requires_grad_(self.requires_grad)
         new: Any = of_class(self.user_type, copied)  # type: ignore[arg-type]
         memo[id(self)] = new
-        if self.grad is not None and not self._is_param:  # as in torch
+        if self.grad is not None and not self._is_param:  # as torch does
             new.grad = copying.deepcopy(self.grad, memo)
         new.__dict__.update(copying.deepcopy(self._attributes(), memo))
         new._is_param = self._is_param
@@ -278,7 +278,7 @@ class Tensor(ValueReads, InPlaceViews, MemoryMethods):
 
     @property
     def data(self) -> Any:
-        """A handle of the same storage with a version counter of its own: autograd does not notice writes to it."""
+        """A handle of the same storage with its own version counter: autograd does not notice writes to it."""
         return wrap_view(Handle, self._ref)
 
     @data.setter
@@ -388,7 +388,7 @@ class _Transfer(torch.autograd.Function):
 
 
 class _DownloadFunction(_Transfer):
-    """`cpu()`."""
+    """The autograd function of `cpu()`."""
 
     @staticmethod
     def forward(tensor: torch.Tensor, layout: None) -> torch.Tensor:
@@ -404,7 +404,7 @@ class _DownloadFunction(_Transfer):
 
 
 class _UploadFunction(_Transfer):
-    """`gt.to(tensor)`."""
+    """The autograd function of `gt.to(tensor)`."""
 
     @staticmethod
     def forward(tensor: torch.Tensor, layout: ShardingSpec | None) -> torch.Tensor:
@@ -421,7 +421,7 @@ class _UploadFunction(_Transfer):
 
 
 class _RedistributeFunction(_Transfer):
-    """`redistribute()`: the gradient keeps its layout."""
+    """The autograd function of `redistribute()`: the gradient keeps its layout."""
 
     @staticmethod
     def forward(tensor: Tensor, layout: ShardingSpec) -> Tensor:
@@ -488,7 +488,7 @@ class _PickledStorage:
         return restore, (fetch(self._storage), False, False, layout_to_save(self._storage))
 
 
-_storages: WeakValueDictionary[int, _PickledStorage] = WeakValueDictionary()  # by id(), while they are being pickled
+_storages: WeakValueDictionary[int, _PickledStorage] = WeakValueDictionary()  # storages being pickled, by id()
 
 
 def _storage_of(ref: TensorRef) -> _PickledStorage | None:

@@ -58,7 +58,7 @@ class InPlaceViews(torch.Tensor):
 
 
 _BYTE = 1 << 64  # the addresses of neighbouring bytes are this far apart
-_STORAGE = 1 << 128  # and those of storages this far, which no tensor is large enough to reach
+_STORAGE = 1 << 128  # those of storages are this far apart, which no tensor is large enough to reach
 
 
 def address_of(ref: TensorRef) -> int:

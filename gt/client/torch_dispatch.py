@@ -52,8 +52,8 @@ def dispatch(  # noqa: PLR0912  (hot path)
     request: OpRequest | None = None,
     is_named: bool = False,
 ) -> Any:
-    """The `__torch_dispatch__` of GT tensors. `request`: what the user asks of this call. `is_named`: a profiler that
-    records has been told of the op."""
+    """The `__torch_dispatch__` of GT tensors. `request`: what the user asks of this call. `is_named`: a recording
+    profiler knows the op already."""
     if _is_profiled and not is_named:
         return _dispatch_in_range(cls, func, types, args, kwargs, request)
     try:

@@ -109,7 +109,7 @@ def _compare(left: int, right: int, shape: Ints, strides: Sequence[Ints]) -> int
 
 Strides: TypeAlias = tuple[int, ...]
 
-_CHANNELS_LAST_DIMS = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dims
+_CHANNELS_LAST_DIMS = {4: torch.channels_last, 5: torch.channels_last_3d}  # formats by number of dims
 
 
 def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
@@ -119,7 +119,7 @@ def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def _has_channels_last_strides(tensor: torch.Tensor) -> bool:
-    """`is_channels_last_strides` of C++, which reads the strides of dims of one element too."""
+    """Whether strides are channels-last, as in C++'s `is_channels_last_strides`: dims of one element count too."""
     shape, stride = tensor.shape, tensor.stride()
     least = 0
     if stride[1] == 0:
@@ -183,7 +183,7 @@ def convolution(arguments: Mapping[str, Any], results: Sequence[torch.Tensor | N
 
 
 def convolution_gradients(arguments: Mapping[str, Any], results: Sequence[torch.Tensor | None]) -> list[Strides | None]:
-    """Of a convolution of no images the gradients are zeros like the operands."""
+    """For an empty batch the gradients are zeros with the operands' strides."""
     source, weight = arguments["input"], arguments["weight"]
     if not source.numel() and weight.dim() != 3:
         return [strides_without_gaps(source), strides_without_gaps(weight), None]

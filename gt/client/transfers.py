@@ -24,7 +24,7 @@ from gt.sharding.held_parts import TensorPart, parts_to_read
 from gt.sharding.spec import ShardingSpec
 from gt.wire.codec import Buffer
 
-MAX_BYTES = 1 << 16  # of a tensor that is kept
+MAX_BYTES = 1 << 16  # size of a tensor that is kept
 MAX_TENSORS = 512
 
 

@@ -20,7 +20,7 @@ def _new_tensor_like(tensor: Geometry, size: Sequence[int], *_: Any, **__: Any) 
 
 
 def _arange(start: Any, end: Any, step: Any = 1, **_: Any) -> Results:
-    """`arange` of integers."""
+    """The rule of `arange` of integers."""
     if not type(start) is type(end) is type(step) is int or step <= 0 or end <= start:
         return None
     return [row_major((-(-(end - start) // step),))]

@@ -9,7 +9,7 @@ from gt.client.geometry import Geometry
 from gt.client.shape_rules.shape_rule import Results, ShapeRule, are_row_major, has_shape, row_major, table
 from gt.client.shape_rules.views import slice_sizes
 
-_MAX_DIMS = 3  # of joined tensors: the memory format of those with more dims may be ambiguous
+_MAX_DIMS = 3  # dims of joined tensors: with more dims the memory format may be ambiguous
 
 
 def _embedding(weight: Geometry, indices: Geometry, *_: Any) -> Results:

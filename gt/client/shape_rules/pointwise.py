@@ -11,7 +11,7 @@ from gt.client.shape_rules.shape_rule import Results, ShapeRule, Strided, are_ro
 from gt.client.torch_strides import broadcast, iterated_strides
 from gt.core.meta import is_dense
 
-_MAX_OPERANDS = 3  # as many as the stride rule of pointwise ops in kernel_strides.py takes
+_MAX_OPERANDS = 3  # the number that the stride rule of pointwise ops in kernel_strides.py takes
 _NUMBERS = frozenset((bool, int, float, complex))
 
 

@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 # Optimizers whose two implementations round in the same way: every element has the same bits. Those of ASGD, NAdam and
 # RAdam do not, nor does Adamax with a tensor as learning rate.
 SAME_BITS = ("adadelta", "adagrad", "adam", "rmsprop", "rprop", "sgd")
-_DTYPES = (torch.float32, torch.float64)  # in which they do; in half precision they round at other points
+_DTYPES = (torch.float32, torch.float64)  # dtypes in which they do; in half precision they round at other points
 _NAME = "_default_to_fused_or_foreach"
-BUCKET_BYTES = 4 << 20  # of parameters, whole; those of gradients are as large
+BUCKET_BYTES = 4 << 20  # bytes of whole parameters in a bucket; those of gradients are as large
 # By the id() of a plain tensor, the parameter on GT for which it stands: see `standing_for`.
 _originals: dict[int, torch.Tensor] = {}
 
