@@ -19,11 +19,11 @@ from gt.core.tracebacks import ends_on_users_line
 from gt.sharding.calibration import Calibration, calibration_path, format_calibration
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 
-_SIZE = 512  # of the products that are timed
+_SIZE = 512  # side of the matrices whose products are timed
 _LARGE = 1 << 22  # elements of a large tensor
 _REPEATS = 15  # the shortest counts: other programs may run
 _FEWEST, _ENOUGH = 3, 3.0  # repeats of slow work, and the seconds after which there are no more
-_SIDE = 2048  # of the weight whose gradient is reduced while products go on: more than a bucket
+_SIDE = 2048  # side of the weight whose gradient is reduced while products go on: more than a bucket
 
 
 @ends_on_users_line

@@ -32,7 +32,7 @@ _STOPPED = "the workers were told to end by their cluster's stop()"
 
 
 class ServerPlace(NamedTuple):
-    """A server that workers join: its address, the keys of those who join it, and the directory where this program
+    """A server that workers join: its address, the keys to join it with, and the directory where this program
     finds them (None: as GT_KEYS says), which is removed with the cluster. `process` is the server, if it was started
     beside this program."""
 
@@ -48,7 +48,7 @@ class ServerPlace(NamedTuple):
 
 
 class WorkerGroup(Protocol):
-    """The workers of a cluster, as the system that has started them tells of them."""
+    """The workers of a cluster, as reported by the system that has started them."""
 
     system: str
 
@@ -84,7 +84,7 @@ class Cluster:
         _running[id(self)] = self
 
     def connect(self, min_workers: int = 1) -> None:
-        """Join the server from this program, once it has so many workers."""
+        """Join the server from this program, once it has `min_workers`."""
         if self._is_stopped:
             raise SessionError(f"{self.address} cannot be joined: {_STOPPED}; launch the workers again")
         with _keys_in(self.keys):
@@ -170,7 +170,7 @@ def find_server(server: str, settings: Settings) -> ServerPlace:
 
 
 def start_server(host: str, settings: Settings) -> ServerPlace:
-    """A server beside this program, at an address of this machine that workers reach. It has keys of its own, and ends
+    """A server beside this program, at an address of this machine that workers reach. It has its own keys, and ends
     with this program."""
     keys = NodeKeys() if settings.insecure else make_node_keys()
     command = server_command(host, 0, insecure=settings.insecure, is_json=True)

@@ -38,7 +38,7 @@ class GTWorkerPlugin(WorkerPlugin):
         return LaunchedProcess([*self._command, *self._threads], self._keys, self._environment, self._note_end)
 
     def _note_end(self, process: LaunchedProcess) -> None:
-        """Replace a worker that has joined and ended otherwise than its server told it to."""
+        """Replace a worker that has joined, unless its server has shut it down."""
         status = process.read_status()
         with self._lock:
             if self._is_ending or status.exit_code == 0 or status.announced is None or not self._restarts_left:

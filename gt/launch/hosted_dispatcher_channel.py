@@ -1,4 +1,4 @@
-"""The channel of a client whose process also runs the dispatcher; the workers are processes of their own."""
+"""The channel of a client whose process also runs the dispatcher; the workers are separate processes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class HostedDispatcherChannel:
         self._waiting = MessageWait(self._lock)
 
     def welcome(self, workers: int, timeout: float, display: ProgressDisplay | None = None) -> Welcome:
-        """Wait until so many workers have joined, and open the session."""
+        """Wait until `workers` workers have joined, and open the session."""
         deadline = time.monotonic() + timeout
 
         def count_ready() -> int:

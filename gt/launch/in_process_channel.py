@@ -60,7 +60,7 @@ class InProcessChannel:
             self.dispatcher.make_ready(executor.worker)
         self._session = self.dispatcher.open_session("here", os.getpid())
         self._arrived: deque[Received] = deque()
-        self._reactions: list[Outgoing] = []  # of the dispatcher to reports
+        self._reactions: list[Outgoing] = []  # the dispatcher's reactions to reports
         self._lock = threading.Lock()  # held by the thread that uses the dispatcher
 
     def _make_executor(self, worker: int, backend: str, compiling: CompileSettings) -> Executor:

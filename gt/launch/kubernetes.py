@@ -24,7 +24,7 @@ Manifest: TypeAlias = dict[str, Any]
 PORT = 12345
 HEALTH_PORT = 12346
 KEYS = "/etc/gt/keys"
-USER = 1000  # and group; it need not exist in the image
+USER = 1000  # id of user and group, which need not exist in the image
 _KEY_NAME = "cluster"
 _GRACE_SECONDS = 45  # more than the 30 s for which a server drains
 _NAME = "[a-z]([a-z0-9-]{0,38}[a-z0-9])?"
@@ -33,7 +33,7 @@ _QUANTITY = "[0-9]+([.][0-9]+)?(m|[kMGTP]i?)?"
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what occurs twice twice."""
+    """Writes repeated values in full each time, without YAML aliases."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

@@ -24,7 +24,7 @@ from gt.launch.node_keys import write_node_keys
 from gt.launch.worker_commands import launch_environment
 from gt.wire import shared_memory
 
-READY_SECONDS = 300.0  # for a worker to join, and for a server to listen
+READY_SECONDS = 300.0  # time for a worker to join, and for a server to listen
 GRACE_SECONDS = 7.0  # a worker ends within 5 s of SIGTERM
 _OUTPUT_LENGTH = 4000  # characters
 
@@ -58,7 +58,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
 
 class LaunchedProcess:
     """A process with a private directory for its keys and its output. `note_end` is called with it, in another thread,
-    if the process ends without being told to by `stop`. A process that is not ready within `limit` seconds, because no
+    if the process ends otherwise than by `stop`. A process that is not ready within `limit` seconds, because no
     server answers, is ended."""
 
     def __init__(
@@ -110,7 +110,7 @@ class LaunchedProcess:
 
     def _require_ready(self) -> None:
         if self.wait_for_announcement(self._limit).announced is None and self._process.poll() is None:
-            with contextlib.suppress(OSError, ValueError):  # it is told to end at the same time
+            with contextlib.suppress(OSError, ValueError):  # `stop` may close the log at the same time
                 self._log.write(b"it was not ready within %g s, and was ended\n" % self._limit)
                 self._log.flush()
             self._process.terminate()
@@ -168,8 +168,8 @@ def _make_directory() -> Path:
 
 
 def _own_environment() -> dict[str, str]:
-    """The environment of this process, without the settings of its program and the numbers that torchrun or srun has
-    given to it, and where packages are found."""
+    """This process's `os.environ` without its program's GT_*, torchrun's and srun's variables; PYTHONPATH is
+    `sys.path`."""
     left_out = ("GT_", "TORCHELASTIC_", "SLURM_STEP_")
     others = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return {**others, **launch_environment(), **import_environment()}

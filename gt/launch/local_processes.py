@@ -28,8 +28,8 @@ from gt.wire.worker_status import GRACE_SECONDS, WorkerStatus
 _FORK_SERVER = "import gc; gc.disable(); from gt.worker.fork_server import main; main()"
 _STARTING = " while starting"
 _OUTPUT_LENGTH = 4000  # characters: the stacks of all threads of a worker that crashed
-_ENDING_SECONDS = 2.0  # for the fork server, after the end of its workers
-_REPORT_SECONDS = 1.0  # for the report of an end that was noticed already
+_ENDING_SECONDS = 2.0  # time for the fork server, after the end of its workers
+_REPORT_SECONDS = 1.0  # time for the report of an end that was noticed already
 
 
 class LocalProcesses:
@@ -40,7 +40,7 @@ class LocalProcesses:
         self._directory = _make_directory()
         self.endpoint = f"ipc://{self._directory}/server"
         self._count = workers
-        self._workers: dict[int, WorkerStatus] = {}  # by number
+        self._workers: dict[int, WorkerStatus] = {}  # the last status of each worker, by number
         self._reports, theirs = Pipe()
         self._receiving = threading.Lock()
         self._fork_server: subprocess.Popen[bytes] | None = None
@@ -147,7 +147,7 @@ class LocalProcesses:
             if not _wait(self._fork_server, GRACE_SECONDS + _ENDING_SECONDS):
                 self._fork_server.kill()
                 self._fork_server.wait()
-            while self._receive(_ENDING_SECONDS):  # until all workers have ended
+            while self._receive(_ENDING_SECONDS):  # False once all workers have ended
                 pass
         self._reports.close()
         for worker in self._workers.values():

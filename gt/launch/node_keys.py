@@ -1,6 +1,6 @@
 """The keys of a server or a worker that a launcher starts, as text that the launcher passes to another machine.
 
-A server that a launcher starts has keys of its own, made for it and removed with it. What passes the launcher's
+A server that a launcher starts has its own keys, made for it and removed with it. What passes the launcher's
 transport, which may not be encrypted, is typed JSON text; each machine writes it to a private directory.
 """
 
@@ -41,7 +41,7 @@ class NodeKeys(msgspec.Struct, frozen=True):
 
 
 def make_node_keys() -> NodeKeys:
-    """New keys for a server, and for those who join it."""
+    """New keys for a server, its workers and its clients."""
     with tempfile.TemporaryDirectory(prefix="gt-") as name:
         directory = Path(name) / "keys"
         server = make_server_key(directory)

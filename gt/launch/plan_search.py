@@ -25,7 +25,7 @@ from gt.signals.resolution import resolve_activation, resolve_spec
 
 SOLVER, DATA_PARALLEL, FULLY_SHARDED, REFINED = "solver", "data parallel", "fully sharded", "refined"
 MERGED_FROM = 1500  # variables from which repeated blocks are merged
-_TRIES = 3  # to stay within memory: the replay also counts copies
+_TRIES = 3  # tries to stay within memory: the replay also counts copies
 _MARGIN = 0.95
 _BETTER = 1 - 1e-6
 _FREQUENT = 3  # patterns with the same layout
@@ -42,8 +42,8 @@ class Candidate(NamedTuple):
 
 
 class PlanSearch:
-    """`hosts` are those of the connected workers. `fixed` are layouts that the user has given: all candidates have
-    them. `limit` are bytes of a worker (None: no limit)."""
+    """Searches for the fastest layouts of recorded steps on `hosts`, those of the connected workers. `fixed` are
+    layouts that the user has given: all candidates have them. `limit` are bytes of a worker (None: no limit)."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class PlanSearch:
         found = list(self._proposed(mesh, graph, None))
         if self._limit is None or self.fits(min(found, key=lambda each: each.cost.seconds)):
             return found
-        found = [each._replace(solution=None) for each in found]  # its bound says nothing about answers within memory
+        found = [each._replace(solution=None) for each in found]  # its lower bound ignores the memory limit
         limit = float(self._limit)
         for _ in range(_TRIES):
             proposed = list(self._proposed(mesh, graph, limit))

@@ -18,7 +18,7 @@ _RETRY_SECONDS = 0.1
 
 class WorkerActor:
     """Runs a worker, and ends with it: Ray then starts another actor in its place, which runs another worker. The end
-    of a worker that has never joined is told by `read_status` instead, and one that has ended well is not replaced."""
+    of a worker that has never joined is in `read_status` instead, and one that has ended well is not replaced."""
 
     def __init__(self, command: list[str], keys: str, environment: dict[str, str]) -> None:
         ray = load_extra("ray", "ray", "an actor")

@@ -27,7 +27,7 @@ from gt.wire.long_waits import LongWait
 log = logging.getLogger("gt.launch")
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 ON_RAY = "ray"
-_STATUS_SECONDS = 5.0  # for the answer of an actor
+_STATUS_SECONDS = 5.0  # time for the answer of an actor
 _POLL_SECONDS = 0.5
 _MAX_NODES_NAMED = 8
 
@@ -128,7 +128,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class RayWorkers:
-    """The actors of a cluster's workers, and of its server if that is one, in a placement group of their own."""
+    """The actors of a cluster's workers, and of its server if that is one, in their own placement group."""
 
     system = "Ray"
 

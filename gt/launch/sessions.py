@@ -90,7 +90,7 @@ def init(
     joins a running server, and waits until it has `min_workers` (default: GT_MIN_WORKERS, or 1). `hosts=` names the
     machine of each virtual worker, or of each one that does not exist: plans are then those for several machines.
     `limits="bytes=4GiB,tensors=10000"` are the most bytes that the program may hold on each of its own workers, and the
-    most tensors; a server has limits of its own.
+    most tensors; a server has its own limits.
 
     >>> gt.init(workers=4, mode="virtual", hosts=["a", "b", "a", "b"])
     >>> gt.randn(8, 2).spec.mesh.workers
@@ -118,8 +118,8 @@ def init(
 @ends_on_users_line
 def connect(address: str, min_workers: int | None = None) -> None:
     """Join a running server, which may be on another machine: `gt.connect("server-name:12345", min_workers=4)`. Waits
-    until the server has so many workers (default: GT_MIN_WORKERS, or 1), for at most GT_TIMEOUT seconds, and says for
-    whom it waits.
+    until the server has `min_workers` (default: GT_MIN_WORKERS, or 1), for at most GT_TIMEOUT seconds, and shows the
+    reason.
 
     >>> gt.connect("localhost:12345")
     >>> gt.ones(3).sum().item()

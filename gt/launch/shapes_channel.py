@@ -70,7 +70,7 @@ class _PlannedMemory:
         self._state = state
         self._recordings: dict[int, MemoryRecording] = {}
         self._held: dict[int, tuple[DeviceMesh, int]] = {}
-        self._memory_of: dict[int, int] = {}  # of tensors that ops have written: the id of the first version
+        self._memory_of: dict[int, int] = {}  # the id of the first version, by tensor that ops have written
 
     @property
     def is_on(self) -> bool:

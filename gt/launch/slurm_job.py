@@ -29,9 +29,9 @@ from gt.wire.addresses import LOOPBACK, NotResolved, interface_address, is_loopb
 from gt.wire.private_files import require_private
 from gt.wire.server_keys import CLIENT_FILE, make_client_key, make_server_key, write_client_key
 
-_START_SECONDS = 60.0  # for the server to listen
-_LOSS_SECONDS = 30.0  # that a program may go on after the end of all workers
-_END_SECONDS = 20.0  # for the parts to end: SLURM kills what is left KillWait (30 s by default) after SIGTERM
+_START_SECONDS = 60.0  # time for the server to listen
+_LOSS_SECONDS = 30.0  # a program may go on this long after the end of all workers
+_END_SECONDS = 20.0  # time for the parts to end: SLURM kills what is left KillWait (30 s by default) after SIGTERM
 _POLL_SECONDS = 0.1
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)  # sbatch --signal=B:USR1@120 tells of the end of the time
 
@@ -52,7 +52,7 @@ exec "$0" "$@"
 
 
 class _Ended(Exception):
-    """The job is told to end, by a signal."""
+    """A signal has asked the job to end."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -141,7 +141,7 @@ def _job_keys(place: Path, job: str) -> Iterator[Path]:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         require_private(place, place.lstat())
         _remove_old_keys(place, job.rpartition("-")[0])
-        shutil.rmtree(directory, ignore_errors=True)  # of the same job, if it is requeued
+        shutil.rmtree(directory, ignore_errors=True)  # left by the same job, if it is requeued
         directory.mkdir(mode=0o700)
     except OSError as error:
         raise SettingsError(
@@ -211,7 +211,7 @@ def _srun(workers: int, address: str, port: int, environ: Mapping[str, str]) -> 
     """The command that starts the workers of all nodes. One that ends does not end the others, and is said."""
     nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
     command = ["srun", f"--nodes={nodes}", f"--ntasks-per-node={workers}", f"--ntasks={workers * int(nodes)}"]
-    cpus = environ.get("SLURM_CPUS_PER_TASK")  # which srun does not read any more since 22.05
+    cpus = environ.get("SLURM_CPUS_PER_TASK")  # srun does not read it any more since 22.05
     command += [f"--cpus-per-task={cpus}"] if cpus else []
     # sbatch --export=NONE is meant for the job, not for what the job tells its workers
     command += ["--export=ALL", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--label"]
