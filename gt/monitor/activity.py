@@ -35,8 +35,8 @@ class WorkerActivity(msgspec.Struct, frozen=True):
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """`op_mix` has the ops that the workers were at when they were looked at, with their shares of all looks, and
-    `line_mix` the lines of the program that these were for. `refused` counts what a server has refused, by kind."""
+    """What a program did between two samples. `op_mix` has the ops that workers were at when they were sampled, with
+    their shares of all samples, and `line_mix` the lines of these. `refused` counts a server's refusals by kind."""
 
     pid: int
     workers: tuple[WorkerActivity, ...]

@@ -161,7 +161,7 @@ def _describe_silence(pid: int, seconds: float) -> str:
     text = f"process {pid} has said nothing for {seconds:g} s"
     with contextlib.suppress(OSError):
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        if state in "Tt":  # by a signal, or by a debugger
+        if state in "Tt":  # stopped by a signal or a debugger
             return f"{text}: it is stopped; let it go on with kill -CONT {pid}"
     return f"{text}; it is in code that lets no other thread run, or the machine is very busy"
 

@@ -18,7 +18,7 @@ from gt.monitor.log_rows import FORMATS, row_of
 from gt.monitor.records import message_seen
 
 log = logging.getLogger("gt.dispatcher")
-KEPT_FILES = 3  # that were put aside: debug.log.1 is the newest of them
+KEPT_FILES = 3  # files that were put aside: debug.log.1 is the newest of them
 
 
 def open_log(settings: LogSettings) -> Observer | None:

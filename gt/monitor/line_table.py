@@ -85,7 +85,7 @@ class LineSummary:
 
 
 class _Line:
-    """`_seen` are commands, by name and first output, which several workers have run."""
+    """The use of one line. `_seen` are commands, by name and first output, which several workers have run."""
 
     def __init__(self) -> None:
         self.program_waited = 0
@@ -113,7 +113,7 @@ class _Line:
             self._whole.setdefault(output, []).append(worker)
 
     def add_swap(self, swap: Swapped, number: int) -> None:
-        """`number` tells the exchanges for one tensor apart, so that each counts once for all its workers."""
+        """Add an exchange. `number` tells those for one tensor apart, so that each counts once for all its workers."""
         self._waited += swap.end - swap.start
         self._bytes[swap.kind] += sum(nbytes for _, nbytes in swap.receives)
         self._collectives.setdefault(swap.kind, set()).add((swap.target, number))
@@ -140,7 +140,7 @@ class _Line:
 HEADERS = ("line", "code", "ops", "layouts", "collectives", "bytes", "workers", "waits", "reads")
 _NUMBERS = frozenset(("bytes", "workers", "waits", "reads"))
 _WIDTHS = {"code": 40, "ops": 34, "layouts": 52, "collectives": 34}
-_CUT_WIDTHS = {"code": 24, "ops": 18}  # in a terminal
+_CUT_WIDTHS = {"code": 24, "ops": 18}  # widths in a terminal
 _WRAPPED = frozenset(("layouts", "collectives"))
 SHOWN = 2  # names in one cell, then how many more
 
@@ -196,7 +196,7 @@ def _row(name: str, line: LineUse) -> tuple[str, ...]:
 
 
 def _ops(line: LineUse) -> str:
-    """`4: mm 2, add 2`, without the `aten.` and the overloads of names."""
+    """The ops of a line, without `aten.` and overloads: `4: mm 2, add 2`."""
     names: Counter[str] = Counter()
     for name, often in line.commands.items():
         names[name.split(".")[1] if "." in name else name] += often

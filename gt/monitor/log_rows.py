@@ -71,7 +71,7 @@ def print_ids(inputs: Iterable[int], outputs: Iterable[int]) -> str:
 
 
 class LogFormat(NamedTuple):
-    """`header` begins each file; `line` prints a row. Both end with a newline if they are not empty."""
+    """How a log is written: `header` begins each file; `line` prints a row. Both end with a newline if not empty."""
 
     header: str
     line: Callable[[LogRow], str]
@@ -95,7 +95,7 @@ def print_row(row: LogRow) -> str:
 
 
 def print_details(details: Details) -> str:
-    """`shape=4x8 spec=x,-`: spaces are escaped as in an address of the web, as are the signs of percent."""
+    """Details as text, `shape=4x8 spec=x,-`: spaces and `%` are URL-escaped."""
     return " ".join([f"{name}={value.replace('%', '%25').replace(' ', '%20')}" for name, value in details])
 
 

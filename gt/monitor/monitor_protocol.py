@@ -20,13 +20,13 @@ from gt.monitor.records import Record
 
 MAX_REQUEST = 1 << 12  # bytes
 MAX_ANSWER = 1 << 28
-RECORDS_AT_ONCE = 1 << 12  # in one TraceAnswer
+RECORDS_AT_ONCE = 1 << 12  # records in one TraceAnswer
 _LENGTH = struct.Struct(">I")
 _CREDENTIALS = struct.Struct("3i")
 
 
 class TraceRequest(msgspec.Struct, frozen=True, tag=True):
-    """Capture for so many seconds, at most `limit` messages and as many commands of each worker."""
+    """Capture for `seconds`, at most `limit` messages and as many commands of each worker."""
 
     seconds: float
     limit: int

@@ -34,14 +34,14 @@ from gt.monitor.records import Record, records_of
 from gt.wire.private_files import make_private, monitor_directory, remove_socket
 
 log = logging.getLogger("gt.monitor")
-MAX_TOOLS = 8  # that are attached at the same time
+MAX_TOOLS = 8  # tools that are attached at the same time
 REQUEST_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
-LAST_ANSWER_SECONDS = 5.0  # that the end of a program waits, at most, for tools to take their last answers
+LAST_ANSWER_SECONDS = 5.0  # longest wait at the end of a program for tools to take their last answers
 SHORTEST_INTERVAL = 0.05  # seconds between two answers about the status
-MAX_SECONDS = 3600.0  # of one capture
+MAX_SECONDS = 3600.0  # duration of one capture
 MAX_LIMIT = 1 << 22  # records of one capture
-WORKER_SECONDS = 20.0  # that a capture waits for the workers' commands
+WORKER_SECONDS = 20.0  # wait of a capture for the workers' commands
 
 
 class MonitorSocket:
@@ -70,7 +70,7 @@ class MonitorSocket:
             make_private(monitor_directory())
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.bind(str(monitor_directory() / self._name))
-            self._listener.listen(8 * MAX_TOOLS)  # those over the limit are told so
+            self._listener.listen(8 * MAX_TOOLS)  # tools over the limit get an answer that says so
         except OSError as error:
             log.info("there is no monitor socket: %s", error)
             self.close()
@@ -187,7 +187,7 @@ def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
 
 
 def _is_ended(connection: socket.socket, seconds: float) -> bool:
-    """Wait so many seconds, or until the tool says anything or ends; returns whether it did."""
+    """Wait `seconds`, or until the tool sends anything or ends; returns whether it did."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         connection.settimeout(left)

@@ -1,4 +1,4 @@
-"""Simulates recorded commands as if each worker had a processor of its own.
+"""Simulates recorded commands as if each worker had its own processor.
 
 Virtual workers run one after the other, so their recorded commands do not overlap. A schedule is computed from the
 duration of each command, the order of each worker's commands, and the exchanges between workers: a worker runs its
@@ -18,7 +18,7 @@ Cost: TypeAlias = Callable[[TimelineEvent], float]
 
 
 class Schedule(NamedTuple):
-    """`events` with their scheduled times, which begin at 0; in the order in which they end."""
+    """The `events` with their scheduled times, which begin at 0; in the order in which they end."""
 
     events: tuple[TimelineEvent, ...]
 

@@ -1,4 +1,4 @@
-"""A picture as a web page of its own: SVG inside HTML, with a title for what the pointer is over."""
+"""A picture as a separate web page: SVG inside HTML, with a title for what the pointer is over."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from gt.monitor.timeline_model import TRANSFER, Exchanged, Timeline, Work
 from gt.sharding.op_kinds import CONTRACTION, CREATION_OP, MOVEMENT, OPTIMIZER, OTHER, POINTWISE_OP, REDUCTION_OP
 
 EXCHANGE, WAIT, IDLE = "exchange", "wait", "idle"  # kinds of segments, besides those of ops
-NO_LINE = "no line"  # of the program: for what GT does by itself
-SHORT_SHOWN = 5  # of short ops that are drawn together
+NO_LINE = "no line"  # stands in place of a line of the program, for what GT does by itself
+SHORT_SHOWN = 5  # names shown of short ops that are drawn together
 
 
 class Segment(NamedTuple):

@@ -22,7 +22,7 @@ from gt.monitor.timeline_model import Timeline
 from gt.monitor.timeline_shapes import PALE, Box, Label, Shape, fitting, text_width
 
 TOP_LINES, TOP_WAITS, LINE_HEIGHT, ROW_HEIGHT = 9, 3, 30.0, 17.0
-BOTTOM = 60.0  # that the lines leave free, for the legend
+BOTTOM = 60.0  # height that the lines leave free, for the legend
 CodeOf: TypeAlias = Callable[[str], str]
 """The text of a line of the program, from its file and number."""
 
@@ -36,7 +36,7 @@ def draw_margin(timeline: Timeline, x: float, width: float, top: float, height: 
 
 
 class _Margin:
-    """`_y` is where the last label is."""
+    """Draws the margin from top to bottom. `_y` is where the last label is."""
 
     def __init__(self, timeline: Timeline, x: float, width: float, top: float, height: float, code: CodeOf) -> None:
         self._timeline, self._x, self._width, self._y, self._height = timeline, x, width, top, height

@@ -70,7 +70,7 @@ class ScopeBand(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """`exchanges` are the parts of workers, one list for each exchange."""
+    """A log as work, exchanges and reads. `exchanges` has a list of the workers' parts for each exchange."""
 
     start: float
     end: float
@@ -209,7 +209,7 @@ def _sent_work(rows: Sequence[LogRow]) -> Iterator[Work]:
 
 
 def _sent_exchanges(rows: Sequence[LogRow]) -> list[list[Exchanged]]:
-    """Moves that several workers were told about, one after another: senders and receivers are not known."""
+    """Moves that were sent to several workers, one after another: senders and receivers are not known."""
     exchanges: dict[tuple[str, str], list[Exchanged]] = {}
     for row in rows:
         if row.direction == "WORKER_SEND" and row.command in _SENT_OPS and row.op in _KIND_OF_COMMAND:

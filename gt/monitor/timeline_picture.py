@@ -11,8 +11,8 @@ from gt.core.errors import SettingsError
 from gt.core.output_files import open_binary
 from gt.monitor.timeline_shapes import Box, Label, Line, Scene, Shape
 
-UNITS = 100  # of a scene in an inch
-_POINTS = 72 / UNITS  # of a unit: fonts and lines are measured in points
+UNITS = 100  # units of a scene in an inch
+_POINTS = 72 / UNITS  # points in a unit: fonts and lines are measured in points
 _ANCHORS = {"start": "left", "middle": "center", "end": "right"}
 
 

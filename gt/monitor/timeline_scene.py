@@ -32,13 +32,13 @@ SCOPES = ("#dbe7f7", "#f7e3cf", "#dcefdc", "#eadff5", "#f9dfe4", "#d9f0f0", "#f3
 LEFT, RIGHT, TOP, BOTTOM = 150.0, 330.0, 74.0, 92.0
 SCOPE_HEIGHT, READ_HEIGHT, GAP = 15.0, 20.0, 34.0
 BUCKET = 2.0  # what is shorter is drawn together, with the colour of what took most of the time
-ARROW_BINS = 6.0  # of several arrows between two workers that begin so near to each other, the largest is drawn
+ARROW_BINS = 6.0  # the largest of several arrows between two workers that begin this near to each other is drawn
 MAX_ARROWS_OF = 4  # workers; an exchange of more is one line through their lanes
 
 
 class _Lane(NamedTuple):
     worker: int
-    y: float  # of its bar
+    y: float  # top of its bar
     height: float
     segments: list[Segment]
 

@@ -32,7 +32,7 @@ _STATE_STYLES = {
     "unknown": "dim",
     "starting": "cyan",
 }
-_SESSIONS_WIDTH = 64  # of all columns of the sessions
+_SESSIONS_WIDTH = 64  # width of all columns of the sessions
 _AROUND = 12  # lines of a screen that are not of workers
 _LOOK: dict[str, Any] = {"title_justify": "left", "box": None, "padding": (0, 2, 0, 0), "header_style": "bold dim"}
 
@@ -57,7 +57,7 @@ def draw(
     height: int | None = None,
     is_paused: bool = False,
 ) -> Group:
-    """All tables of a moment, for a screen of so many characters; None is a height without an end."""
+    """All tables of a moment, for a screen of `width` characters; None is a height without an end."""
     order, value = SORT_KEYS[sort_key]
     heading = Text.assemble(
         ("gt top", "bold"),

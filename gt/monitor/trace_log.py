@@ -79,14 +79,14 @@ def _timed(records: list[Record]) -> Iterator[tuple[int, LogRow]]:
 
 
 def _command_rows(record: WorkerRan, number: int) -> Iterator[tuple[int, LogRow]]:
-    """`run` is the number of the command: equal at its start and its end."""
+    """The rows of a command. `run` is its number: equal at its start and its end."""
     for when, direction in ((record.ran.start, RUN), (record.ran.end, DONE)):
         details = {"run": str(number), **_scope(record)}
         yield when, _row(record, direction, COMMAND, record.ran.op, None, details)
 
 
 def _exchange_rows(record: WorkerRan, swap: Swapped, number: int, exchange: int) -> Iterator[tuple[int, LogRow]]:
-    """`exchange` is the number of the exchange, equal on all its workers; `run` is that of the command it is part of;
+    """The rows of an exchange. `exchange` is its number, equal on all its workers; `run` is that of its command;
     `peers` are the bytes that were received from each peer, and `sends` those that were sent."""
     details = {"run": str(number), "exchange": str(exchange), **_scope(record)}
     for name, pairs in (("peers", swap.receives), ("sends", swap.sends)):
