@@ -10,7 +10,7 @@ from contextlib import contextmanager
 _NEVER = 1 << 30  # new objects
 _lock = threading.RLock()
 _pauses = 0
-_threshold = 0  # of the program, during a pause
+_threshold = 0  # the program's own threshold, during a pause
 
 
 @contextmanager

@@ -17,9 +17,9 @@ _forks = 0  # number of forks between the first process and this one
 
 
 class FactoryMode(UntracedMode):
-    """Inside, a factory that would make a plain tensor makes one of `cls`, in a layout if one is given. Functions that
-    take a tensor, or are given another device than the CPU, are unchanged. In a process that is forked inside, such as
-    a worker of a data loader, all are unchanged: a session belongs to one process."""
+    """A mode in which factories of plain tensors make those of `cls`, in a layout if one is given. Functions that take
+    a tensor, or are given another device than the CPU, are unchanged. In a process that is forked inside, such as a
+    worker of a data loader, all are unchanged: a session belongs to one process."""
 
     def __init__(self, cls: type[torch.Tensor], layout: Layout | None = None) -> None:
         super().__init__()

@@ -33,8 +33,8 @@ def _reading_copies(read: Callable[..., Any], tensor_type: Any) -> Callable[...,
 
 
 class LoadOneByOne:
-    """Inside, `from_pretrained` of transformers reads each weight from its file when it is moved to GT. Its threads
-    would read ahead, until the whole model is in this process."""
+    """Lets `from_pretrained` of transformers read each weight from its file when it is moved to GT. Its threads would
+    read ahead, until the whole model is in this process."""
 
     _SETTING = "HF_DEACTIVATE_ASYNC_LOAD"
 

@@ -182,7 +182,7 @@ def _storages(session: Session, tensors: Sequence[Tensor]) -> list[Storage]:
 
 
 class _Recorder:
-    """Inside `with`, the outbox of a session: notes the tensors that instructions name, and passes all of them on."""
+    """Replaces a session's outbox inside `with`: notes the tensors that instructions name, and passes these on."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

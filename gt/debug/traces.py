@@ -14,7 +14,7 @@ from gt.monitor.records import records_of
 from gt.monitor.trace_files import describe_gaps, require_writable, write_trace
 
 log = logging.getLogger("gt.debug")
-WORKER_SECONDS = 60.0  # that the end of a trace waits for busy workers
+WORKER_SECONDS = 60.0  # wait of the end of a trace for busy workers
 
 
 class Trace:

@@ -260,8 +260,7 @@ class ClientMessages:
         payloads: Sequence[Payload],
         carry_out: Callable[[int, Any, Any], list[Outgoing]] | None = None,
     ) -> None:
-        """Pass a batch to `carry_out`: `Dispatcher.submit` for clients that share workers, else
-        `Dispatcher.instruct`."""
+        """Pass a batch to `carry_out`: `Dispatcher.submit` for clients that share workers, by default `instruct`."""
         try:
             outgoing = (carry_out or self._dispatcher.instruct)(session, batch, payloads)  # type: ignore[arg-type]
         except Exception as error:  # an internal error: the other clients are served

@@ -142,8 +142,8 @@ class Delivery:
         self._router.send(identity, encode([message]))
 
     def proceed(self, identity: bytes, stream: MessageStream) -> None:
-        """Send a client the messages that waited for its acknowledgements, and tell it which of its own have arrived,
-        if it sends much and is sent nothing."""
+        """Send a client the messages that waited for its acknowledgements, and acknowledge its own, if it sends much
+        and is sent nothing."""
         if stream.has_waiting:
             for sendable in stream.take_sendable():
                 self._router.send(identity, sendable)

@@ -28,7 +28,7 @@ class FailureLog:
         self.count = 0
         self._clock = clock
         self._kept: dict[_Cause, FailureState] = {}  # ordered by last time
-        self._causes: dict[tuple[int, int, str], _Cause] = {}  # by session, origin and op
+        self._causes: dict[tuple[int, int, str], _Cause] = {}  # keyed by session, origin and op
 
     def note(self, session: SessionRecord, failure: Failure) -> None:
         line = session.site(failure.site) if failure.site else ""

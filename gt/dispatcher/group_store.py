@@ -11,8 +11,8 @@ from gt.dispatcher.state import State
 
 
 class GroupStore:
-    """Workers can exchange tensors once all of them know the store. Until then only the host gets commands. If workers
-    are on several machines, the host is one that all of them reach."""
+    """Connects workers to the store, without which they cannot exchange tensors: until all know it, only the host gets
+    commands. If workers are on several machines, the host is one that all of them reach."""
 
     def __init__(self, state: State, outgoing: MessageQueue) -> None:
         self._state = state

@@ -14,7 +14,7 @@ from gt.wire.message_stream import MessageStream, SendWindow
 from gt.wire.process_identity import this_host
 
 _REMEMBERED = 1 << 10  # connections that clients have replaced
-NO_PROGRESS = (0,) * LENGTH  # of a client, or of a worker of another machine that has not reported yet
+NO_PROGRESS = (0,) * LENGTH  # a client's, or that of a worker of another machine before its first report
 
 
 @dataclass

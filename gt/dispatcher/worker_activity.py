@@ -22,7 +22,7 @@ _BUSY_NANOSECONDS = 1_000_000_000  # a worker with the same commands for this lo
 
 
 class WorkerActivity:
-    """What each worker is doing, for waiting clients and `gt.workers()`. Silence of `silence_limit` s ends a peer."""
+    """What each worker does, for waiting clients and `gt.workers()`. Peers silent for `silence_limit` s are dropped."""
 
     def __init__(
         self, dispatcher: Dispatcher, peers: PeerTable, delivery: Delivery, router: Router, silence_limit: float

@@ -99,8 +99,8 @@ class _Matmul(torch.autograd.Function):
 
 
 def _summed(left: torch.Tensor, right: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """`left @ right`, summed over the batch dims that `shape` lacks. The sum of all products of a batch is one op,
-    which does not hold them all at once; but not for 16-bit floats, since it would round each sum of two."""
+    """The product `left @ right`, summed over the batch dims that `shape` lacks. The sum of all products of a batch is
+    one op, which does not hold them all at once; but not for 16-bit floats, since it would round each sum of two."""
     is_summed = len(shape) == 2 and left.dim() == right.dim() == 3
     if is_summed and left.dtype not in (torch.bfloat16, torch.float16):
         return torch.addbmm(left.new_zeros(()), left, right, beta=0)

@@ -139,7 +139,7 @@ class _Permutation(NamedTuple):
 
 
 class _Permute(torch.autograd.Function):
-    """`ppermute` for autograd and forward-mode AD: the gradient goes back."""
+    """The autograd function of `ppermute`, also for forward-mode AD: the gradient goes back."""
 
     @staticmethod
     def forward(x: Tensor, permutation: _Permutation) -> Tensor:

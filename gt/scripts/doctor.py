@@ -57,7 +57,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class _Check(NamedTuple):
-    """`remedy` is what to do if the check itself fails."""
+    """A check of the machine. `remedy` is what to do if the check itself fails."""
 
     name: str
     examine: Callable[[], Iterator[Finding]]

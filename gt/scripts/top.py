@@ -23,7 +23,7 @@ from gt.monitor.monitor_socket import SHORTEST_INTERVAL
 from gt.monitor.top_view import SORT_KEYS, draw
 from gt.scripts.command_line import positive_number, run_tool
 
-LOOKS = 5  # in an interval
+LOOKS = 5  # looks in an interval
 PATIENCE = 10.0  # seconds, after the interval, that a program may say nothing
 
 

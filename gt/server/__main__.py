@@ -40,7 +40,7 @@ from gt.wire.stderr_logging import configure_logging
 
 MAX_LOG = 1 << 26  # bytes of a log file
 MAX_SIGNALS = 1 << 18  # characters of a configuration that clients are given
-_STOPPING_SECONDS = 3.0  # for the messages to workers that their server ends
+_STOPPING_SECONDS = 3.0  # time for the messages to workers that their server ends
 
 
 def main() -> int:

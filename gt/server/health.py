@@ -1,6 +1,6 @@
-"""`/health` of a server, for those who start it and have to know whether it serves: Kubernetes, a load balancer.
+"""The `/health` endpoint of a server, for systems that watch whether it serves: Kubernetes, a load balancer.
 
-The answer is `ok`, or 503 if the server's loop does not turn; it tells nothing else, and needs no key. Everything that
+The answer is `ok`, or 503 if the server's loop does not turn; it says nothing else, and needs no key. Everything that
 a stranger can make the server hold is bounded.
 """
 
@@ -16,9 +16,9 @@ from gt.core.errors import SettingsError
 from gt.wire.file_descriptors import connection_limit, log_without_traceback
 
 STALLED_SECONDS = 10.0  # without a turn of the loop, which is four times a second at least
-REQUEST_SECONDS = 5.0  # for a whole request
+REQUEST_SECONDS = 5.0  # time for a whole request
 MAX_REQUEST = 1 << 13  # bytes
-MAX_CONNECTIONS, FILES_SHARE = 32, 64  # at most, and of the files that the process may open
+MAX_CONNECTIONS, FILES_SHARE = 32, 64  # most connections, and share of the files that the process may open
 _CLOSE_SECONDS = 3.0
 _OK = (200, "OK", "ok\n")
 _STALLED = (503, "Service Unavailable", "the server's loop does not turn\n")
@@ -27,7 +27,7 @@ _NOT_ALLOWED = (405, "Method Not Allowed", "this can only be read\n")
 
 
 class HealthEndpoint:
-    """Answers at an address and port, in a thread of its own, until `close`. `turned_at` gives the time of the last
+    """Answers at an address and port, in a separate thread, until `close`. `turned_at` gives the time of the last
     turn of the server's loop. Raises SettingsError if it cannot listen there."""
 
     def __init__(self, address: str, port: int, turned_at: Callable[[], float]) -> None:
@@ -65,7 +65,7 @@ class HealthEndpoint:
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """The oldest connection over the limit is ended, so that those who say nothing leave room for a probe."""
+        """The oldest connection over the limit is ended, so that silent ones leave room for a probe."""
         if len(self._open) >= self._limit:
             oldest = next(iter(self._open))
             del self._open[oldest]

@@ -50,8 +50,8 @@ class Document:
 
     def __init__(self, root: yaml.Node) -> None:
         self.problems: list[LineProblem] = []
-        self._entries: dict[int, dict[str, tuple[yaml.Node, yaml.Node]]] = {}  # by mapping, then by key: key and value
-        self._values: dict[int, Plain] = {}  # by node: an aliased node is read once, and may contain itself
+        self._entries: dict[int, dict[str, tuple[yaml.Node, yaml.Node]]] = {}  # key and value by mapping and key
+        self._values: dict[int, Plain] = {}  # values by node: an aliased one is read once, and may contain itself
         self._root = root
         self.value = self._read(root)
 

@@ -28,7 +28,7 @@ from gt.web_dashboard.page_records import KindOfOp, Program
 from gt.web_dashboard.watcher import ProgramWatcher
 
 PUSH_SECONDS = 0.2
-STALLED_SECONDS = 20.0  # after which a viewer who reads nothing is given up
+STALLED_SECONDS = 20.0  # a viewer who reads nothing for this long is dropped
 MAX_VIEWERS = 16
 
 _encode_event = msgspec.json.Encoder().encode
@@ -102,7 +102,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def make_app(view: ProgramView, watcher: ProgramWatcher, token: str, port: int) -> ASGIApp:
-    """All handlers are coroutines, because any other would be run by a thread of its own. Assets are read once."""
+    """All handlers are coroutines, because any other would be run by a separate thread. Assets are read once."""
     addresses = _Addresses(view, watcher)
     routes = [
         Route(HEALTH, addresses.health),

@@ -25,7 +25,7 @@ from gt.wire.file_descriptors import connection_limit, log_without_traceback
 
 log = logging.getLogger("gt.dashboard")
 HOST = "127.0.0.1"
-MAX_CONNECTIONS, FILES_SHARE = 128, 16  # at most, and of the files that the process may open
+MAX_CONNECTIONS, FILES_SHARE = 128, 16  # most connections, and share of the files that the process may open
 REQUEST_SECONDS = 10.0  # within which a connection sends its first request
 MAX_HEADERS = 1 << 14  # bytes
 CLOSE_SECONDS = 3.0

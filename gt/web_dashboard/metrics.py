@@ -94,7 +94,7 @@ def _refusals(counts: Mapping[str, int]) -> Metric:
 
 
 class Metrics:
-    """A registry of its own: the program may have metrics too."""
+    """Metrics of GT in a separate registry: the program may have its own."""
 
     def __init__(self, view: ProgramView) -> None:
         self._registry = CollectorRegistry(auto_describe=False)

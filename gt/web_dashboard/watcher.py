@@ -23,7 +23,7 @@ from gt.web_dashboard.live_timeline import LiveTimeline
 from gt.web_dashboard.page_records import CodeOfLine, Failures, Memory, Sessions, Status, Tensors, Traffic
 
 LONGEST = 200  # characters of a line
-MAX_FILES = 1024  # that are kept
+MAX_FILES = 1024  # files of code that are kept
 MAX_FILE = 1 << 20  # bytes of a file that is read: clients of a server name the files
 
 
@@ -54,9 +54,9 @@ def code_of_lines(lines: Iterable[str]) -> tuple[CodeOfLine, ...]:
 
 SAMPLE_SECONDS = 0.03  # between two looks at the ops of workers
 STATUS_SECONDS = 0.5
-STATUSES = 10  # that rates are averages of: a worker counts a batch at its end, which may be seconds long
+STATUSES = 10  # rates are averages of this number: a worker counts a batch at its end, which may be seconds long
 MEMORY_SECONDS = 1.0
-LINGER_SECONDS = 3.0  # that reading goes on after the last look of a viewer
+LINGER_SECONDS = 3.0  # reading goes on this long after the last look of a viewer
 SHARE = 100  # a kind of reading takes at most 1 / SHARE of the time
 LINES_SHOWN = 40
 
@@ -85,7 +85,7 @@ class _Reading:
 
 
 class ProgramWatcher:
-    """`published` has, by name, the number of a record's version and its JSON."""
+    """Reads a program for viewers. `published` has, by name, the number of a record's version and its JSON."""
 
     def __init__(self, view: ProgramView) -> None:
         self.timeline = LiveTimeline()

@@ -96,7 +96,7 @@ MAX_ABANDONED = 64  # ops of a worker whose threads and memory it keeps
 
 
 class Abandoned(BaseException):
-    """Raised in a thread in whose place another one runs the commands, as soon as its op is done, if ever."""
+    """Raised in a thread that another one has replaced, as soon as its op is done, if ever."""
 
 
 class SessionWatch:
