@@ -152,6 +152,10 @@ class WorkerProcess:
         except Exception:
             log.exception("worker %d ends because of a mistake of GT", executor.worker)
             code = 1
+        self._end_process(code)
+
+    def _end_process(self, code: int) -> None:
+        """Not by an exception or `sys.exit`, which the thread in the middle of an op would not see."""
         try:
             self.close()
             logging.shutdown()
@@ -295,7 +299,14 @@ class WorkerProcess:
                     waiting += cast(list[Command], self._commands.decode(frames)[0])
             return None if is_over else waiting
 
-        return SessionWatch(executor, self._parked, look_ahead, lambda: self._succeed(executor))
+        def end(reason: str) -> None:
+            log.error("worker %d ends: %s", executor.worker, reason)
+            with contextlib.suppress(ConnectionLost):
+                self._send([Goodbye(reason)])
+            self._using_link.acquire()  # for good: the thread in the op does not use a closed link
+            self._end_process(1)
+
+        return SessionWatch(executor, self._parked, look_ahead, lambda: self._succeed(executor), end)
 
     def _note_last_messages(self) -> None:
         """Note the messages that came before the connection was lost: the server may have shut this worker down."""

@@ -3,7 +3,8 @@
 A watching thread receives the messages that come while the worker computes. Where the session of the present command
 has ended, another thread goes on with the next command, with the tensors of all other sessions. The one that is in the
 middle of an op sleeps (`parked_threads.py`), and the tensors of this op stay in memory until the worker ends: native
-code cannot be stopped without its process, which holds everybody's tensors. The op fails. If its program has exchanges
+code cannot be stopped without its process, which holds everybody's tensors. So after MAX_ABANDONED ops the next one
+ends the worker, which tells its server why. The op fails. If its program has exchanges
 left, these are done with failures, so that all workers stay in step; no thread is left during an exchange.
 """
 
@@ -102,8 +103,8 @@ class Abandoned(BaseException):
 class SessionWatch:
     """Watches the thread that makes it, which runs the commands of an executor. `look_ahead` receives the messages that
     have come, and returns all commands that wait; None if nothing that the worker does is needed any more. `succeed`
-    goes on with the commands after the present one, in a new thread. The watched thread sets `left` when it has raised
-    Abandoned."""
+    goes on with the commands after the present one, in a new thread. `end` ends the process, and tells why,
+    without the watched thread. That thread sets `left` when it has raised Abandoned."""
 
     def __init__(
         self,
@@ -111,11 +112,13 @@ class SessionWatch:
         parked: ParkedThreads,
         look_ahead: Callable[[], Sequence[Command] | None],
         succeed: Callable[[], None],
+        end: Callable[[str], None],
     ) -> None:
         self._executor = executor
         self._parked = parked
         self._look_ahead = look_ahead
         self._succeed = succeed
+        self._end_process = end
         self._watched = threading.current_thread()
         self._task = threading.get_native_id()  # `Thread.native_id` is wrong after a fork
         self.left = threading.Event()
@@ -158,14 +161,24 @@ class SessionWatch:
 
     def _abandon(self, command: Command, session: int) -> bool:
         """Let another thread take the place of the watched one. Returns whether it has."""
-        if self._parked.count >= MAX_ABANDONED or self._executor.long_command(0) is not command:
+        if self._executor.long_command(0) is not command:
             return False
+        if self._parked.count >= MAX_ABANDONED:
+            self._end_process(
+                f"an op of session {session}, which has ended, does not end, and {MAX_ABANDONED} such ops were left "
+                f"already, whose threads and tensors stay until the worker ends; start another worker"
+            )
+            return True
         # The watched thread does not begin another command: it waits for Python's lock, or will, and raises then.
         raise_in(self._watched, Abandoned)
         while not self.left.is_set():
             if tasks := busy_threads(self._task):
                 self._parked.add(tasks)
-                log.warning("an op of a session that has ended was left; its tensors stay in memory")
+                log.warning(
+                    "an op of a session that has ended was left, as %d of %d that may be; its tensors stay in memory",
+                    self._parked.count,
+                    MAX_ABANDONED,
+                )
                 break
         self._executor.skipped.sessions.add(session)
         threading.Thread(target=self._succeed, name="gt-executor", daemon=True).start()

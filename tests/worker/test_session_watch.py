@@ -130,6 +130,29 @@ def test_an_op_may_wait_for_the_threads_that_compute_for_it():
         gt.shutdown()
 
 
+ONE_OP_LEFT = "import sys, gt.worker.session_watch as w; w.MAX_ABANDONED = 1; import gt.worker.__main__ as m; m.main()"
+
+
+def test_a_worker_that_has_left_too_many_ops_says_so_and_ends():
+    with serving() as port:
+        worker = start("-c", ONE_OP_LEFT, "-p", str(port), "--threads", "1")
+        with running(worker):
+            gt.connect(f"localhost:{port}", min_workers=1)
+            x = gt.arange(3)
+            for may_be_left in (True, False):
+                assert x.tolist() == [0, 1, 2]
+                with endless(port, 1) as program:
+                    program.kill()
+                    if may_be_left:
+                        wait_until(lambda: not busy_workers(), what="the end of the op")
+            with pytest.raises(gt.WorkerLost, match="1 such ops were left already"):
+                (x + 1).tolist()
+            code, _, err = finish(worker, 10)
+            assert code == 1 and "ends: an op of session" in err
+            assert gt.workers() == []
+            gt.shutdown()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_that_has_left_an_op_ends_at_a_signal(number):
     with serving() as port:
@@ -170,5 +193,5 @@ def test_a_worker_in_an_op_without_an_end_ends_with_its_server():
 )
 def test_whose_work_nobody_needs(waiting, is_over):
     executor = Executor(0, make_engine("pytorch"), InProcessExchange(), None, owns_buffers=True)
-    with contextlib.closing(SessionWatch(executor, ParkedThreads(), lambda: waiting, lambda: None)) as watch:
+    with contextlib.closing(SessionWatch(executor, ParkedThreads(), lambda: waiting, lambda: None, print)) as watch:
         assert watch.is_over(1) == is_over
