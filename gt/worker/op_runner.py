@@ -285,7 +285,8 @@ class OpRunner:
 
     def _begin_exchange(self, command: RunOp, computation: Exchanging, tasks: Sequence[MoveTask]) -> None:
         try:
-            work = self._exchange.begin(tasks)
+            with self._waiting(tasks):  # until the members agree on it, if it is large
+                work = self._exchange.begin(tasks)
         except Exception as error:
             self._resume(command, computation, self._fail_exchange(command, tasks, error))
         else:

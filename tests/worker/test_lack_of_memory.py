@@ -64,7 +64,7 @@ OPS = {
 }
 
 
-@pytest.fixture(scope="module", params=["shared"])
+@pytest.fixture(scope="module", params=["shared", "gloo"])
 def mesh_of_two(request):
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("GT_TRANSPORT", request.param)
@@ -96,7 +96,9 @@ def run(name, mesh, room=None, expected=None):
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_each_allocation_of_an_op_may_fail(mesh_of_two, name):
+def test_each_allocation_of_an_op_may_fail(mesh_of_two, name, request):
+    if "gloo" in request.node.callspec.id and name.startswith("upload"):
+        pytest.skip("ZeroMQ closes a connection when it has no memory for a message")
     mesh = mesh_of_two
     pids = [worker.pid for worker in gt.workers()]
     bystander = gt.distribute(torch.arange(8.0), mesh, "x")

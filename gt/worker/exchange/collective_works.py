@@ -1,4 +1,9 @@
-"""The ways in which a process group exchanges the boxes of some tasks. The constructor of a work launches it."""
+"""The ways in which a process group exchanges the boxes of some tasks.
+
+The constructor of a work takes all the memory that its messages need, when nothing is launched yet: it raises where
+that is lacking, or notes the error in `lacks` where the work can do without. `agreed_bytes`: before an exchange of that
+size, the members agree that all have the memory.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +23,34 @@ from gt.worker.exchange.group_messages import (
     MessageGroup,
     ReceivedMessage,
 )
+from gt.worker.exchange.in_flight_sends import MAX_IN_FLIGHT
 from gt.worker.exchange.interface import MoveResult, MoveTask
 from gt.worker.exchange.local_steps import LocalStep, elements
 from gt.worker.exchange.message_layout import MessageLayout, write_flag
 from gt.worker.exchange.rendezvous import MEMBER_TIMEOUT
 from gt.worker.failed_value import FailedValue
+from gt.worker.memory_guard import LARGE_BYTES
 
 
 class GatherWork:
     """An all-gather of boxes of one shape."""
 
     way = "all-gather"
+    agreed_bytes = LARGE_BYTES
+    lacks: Exception | None = None
 
     def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._messages = GroupMessages(group, entries)
-        steps = [entry.task.step for entry in entries]
-        self._rows = self._messages.gather(_even_layout(steps), [next(iter(step.gives.values()))[0] for step in steps])
+        self._steps = [entry.task.step for entry in entries]
+        self._layout = _even_layout(self._steps)
+        self._mine = group.buffer(self._layout.nbytes)
+        self._buffer = group.buffer(len(group.members) * self._layout.nbytes)
+        self._copy = torch.empty_like(self._buffer) if group.backend.blocks else None
+
+    def launch(self) -> None:
+        self._copy = None  # the gather of Gloo takes as much memory again as it fills
+        given = [next(iter(step.gives.values()))[0] for step in self._steps]
+        self._rows = self._messages.gather(self._layout, given, self._mine, self._buffer)
 
     def finish(self) -> list[MoveResult]:
         received = self._messages.received(self._rows)
@@ -44,12 +61,18 @@ class AllToAllWork:
     """An all-to-all of boxes of one shape, which each member joins or reduces."""
 
     way = "all-to-all"
+    agreed_bytes = LARGE_BYTES
+    lacks: Exception | None = None
 
     def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._messages = GroupMessages(group, entries)
-        steps = [entry.task.step for entry in entries]
-        given = {peer: [step.gives[peer][0] for step in steps] for peer in steps[0].gives}
-        self._rows = self._messages.all_to_all(_even_layout(steps), given)
+        self._steps = [entry.task.step for entry in entries]
+        self._layout = _even_layout(self._steps)
+        self._mine, self._buffer = (group.buffer(len(group.members) * self._layout.nbytes) for _ in range(2))
+
+    def launch(self) -> None:
+        given = {peer: [step.gives[peer][0] for step in self._steps] for peer in self._steps[0].gives}
+        self._rows = self._messages.all_to_all(self._layout, given, self._mine, self._buffer)
 
     def finish(self) -> list[MoveResult]:
         received = self._messages.received(self._rows)
@@ -60,6 +83,8 @@ class SumWork:
     """All-reduces by the group itself, one for each dtype: flat values, then a flag for each task."""
 
     way = "all-reduce"
+    agreed_bytes = LARGE_BYTES
+    lacks: Exception | None = None
 
     def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._group = group
@@ -68,11 +93,18 @@ class SumWork:
         by_dtype: dict[str, list[Entry]] = {}
         for entry in entries:
             by_dtype.setdefault(entry.task.step.dtype, []).append(entry)
-        self._launched = [(chosen, *self._launch(dtype, chosen)) for dtype, chosen in by_dtype.items()]
+        self._reserved = [(chosen, self._buffer(dtype, chosen)) for dtype, chosen in by_dtype.items()]
+        self._launched: list[tuple[Sequence[Entry], Any, torch.Tensor]] = []
 
-    def _launch(self, dtype: str, entries: Sequence[Entry]) -> tuple[Any, torch.Tensor]:
+    def _buffer(self, dtype: str, entries: Sequence[Entry]) -> torch.Tensor:
+        size = sum(_size(task.step) for _, task in entries) + len(entries)
+        return torch.zeros(size, dtype=getattr(torch, dtype), device=self._group.backend.device)
+
+    def launch(self) -> None:
+        self._launched = [(entries, self._launch(entries, buffer), buffer) for entries, buffer in self._reserved]
+
+    def _launch(self, entries: Sequence[Entry], buffer: torch.Tensor) -> Any:
         sizes = [_size(task.step) for _, task in entries]
-        buffer = torch.zeros(sum(sizes) + len(entries), dtype=getattr(torch, dtype), device=self._group.backend.device)
         start = 0
         for place, ((position, task), size) in enumerate(zip(entries, sizes, strict=True)):
             value = task.value
@@ -82,7 +114,7 @@ class SumWork:
                 self._group.write_failure(self._number, position, value)
             write_flag(buffer[sum(sizes) + place], value, self._group.doubt())
             start += size
-        return self._group.backend.all_reduce(buffer), buffer
+        return self._group.backend.all_reduce(buffer)
 
     def finish(self) -> list[MoveResult]:
         found: dict[int, MoveResult] = {}
@@ -108,6 +140,8 @@ class SlicedReduceWork:
     """All-reduces that the group cannot do as GT does: every member reduces one slice and gives it to the others."""
 
     way = "all-to-all and all-gather"
+    agreed_bytes = LARGE_BYTES
+    lacks: Exception | None = None
 
     def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._group = group
@@ -118,17 +152,23 @@ class SlicedReduceWork:
         self._layout = MessageLayout(metas)
         padded = [_padded(task, length * count) for (_, task), length in zip(entries, self._lengths, strict=True)]
         self._messages = GroupMessages(group, _with_values(entries, padded))
+        self._mine, self._buffer = (group.buffer(count * self._layout.nbytes) for _ in range(2))
+
+    def launch(self) -> None:
         given = {
             peer: [(slice(rank * length, (rank + 1) * length),) for length in self._lengths]
-            for rank, peer in enumerate(group.members)
+            for rank, peer in enumerate(self._group.members)
         }
-        self._rows = self._messages.all_to_all(self._layout, given)
+        self._rows = self._messages.all_to_all(self._layout, given, self._mine, self._buffer)
 
     def finish(self) -> list[MoveResult]:
         received = self._messages.received(self._rows)
         totals = [self._reduce(place, received) for place in range(len(self._entries))]
         messages = GroupMessages(self._group, _with_values(self._entries, totals))
-        gathered = messages.received(messages.gather(self._layout, [(slice(0, length),) for length in self._lengths]))
+        given = [(slice(0, length),) for length in self._lengths]
+        # The memory of the first messages, which all members have read, so that none can be lacking now.
+        rows = messages.gather(self._layout, given, self._buffer[: self._layout.nbytes], self._mine)
+        gathered = messages.received(rows)
         return [self._join(messages, place, gathered) for place in range(len(self._entries))]
 
     def _reduce(self, place: int, received: Mapping[int, BoxMessage]) -> Value | FailedValue:
@@ -163,9 +203,11 @@ class SlicedReduceWork:
 
 class PointToPointWork:
     """Sends and receives. It waits for the values that it receives, and not for those that it sends. Where one peer has
-    ended, the boxes of the others are exchanged all the same, so that these stay in step."""
+    ended, the boxes of the others are exchanged all the same, so that these stay in step. Where memory is lacking for a
+    message, its bytes go from or to the spare memory of the group: no member waits for this one."""
 
     way = "point-to-point"
+    agreed_bytes = MAX_IN_FLIGHT  # smaller ones are sent without a wait for the takers
 
     def __init__(self, group: MessageGroup, entries: Sequence[Entry]) -> None:
         self._group = group
@@ -177,35 +219,67 @@ class PointToPointWork:
         self._received: dict[int, ReceivedMessage] = {}
         if self._givers:
             self._received, group.prefetched = group.prefetched, {}
-        layouts = {peer: MessageLayout([_given_meta(step, peer) for step in self._steps]) for peer in self._takers}
-        group.sends.reserve(sum(layout.nbytes for layout in layouts.values()))
-        given = {peer: self._given(peer, layout) for peer, layout in layouts.items()}
-        self._messages.write([*given.values()])
-        with group.backend.coalesced():
-            for peer, message in given.items():
-                with collecting(self._errors):
-                    self._send(peer, message.buffer)
-            for peer in self._givers:
-                with collecting(self._errors):
-                    if peer not in self._received:
-                        self._received[peer] = group.receive(peer, taken_layout(self._steps, peer).nbytes)
+        self._layouts = {
+            peer: MessageLayout([_given_meta(step, peer) for step in self._steps]) for peer in self._takers
+        }
+        group.sends.reserve(sum(layout.nbytes for layout in self._layouts.values()))
+        self._given = {peer: self._memory(layout.nbytes) for peer, layout in self._layouts.items()}
+        missing = [peer for peer in self._givers if peer not in self._received]
+        self._taken = {peer: self._memory(taken_layout(self._steps, peer).nbytes) for peer in missing}
 
-    def _given(self, peer: int, layout: MessageLayout) -> GivenMessage:
-        boxes = [step.gives[peer][0] if peer in step.gives else None for step in self._steps]
-        return GivenMessage(layout, self._group.buffer(layout.nbytes), boxes)
+    def _memory(self, nbytes: int) -> torch.Tensor | Exception:
+        try:
+            return self._group.buffer(nbytes)
+        except Exception as error:
+            return error
 
-    def _send(self, peer: int, buffer: torch.Tensor) -> None:
-        self._group.sends.add(peer, [self._group.send(buffer, peer)], [buffer])
+    @property
+    def lacks(self) -> Exception | None:
+        return next(
+            (found for found in (*self._given.values(), *self._taken.values()) if isinstance(found, Exception)), None
+        )
+
+    def launch(self) -> None:
+        given: list[GivenMessage] = []
+        for peer, buffer in self._given.items():
+            boxes = [step.gives[peer][0] if peer in step.gives else None for step in self._steps]
+            if isinstance(buffer, Exception):
+                self._fail(buffer, [place for place, box in enumerate(boxes) if box is not None])
+            else:
+                given.append(GivenMessage(self._layouts[peer], buffer, boxes))
+        self._messages.write(given)
+        with self._group.backend.coalesced():
+            for peer, buffer in self._given.items():
+                with collecting(self._errors):
+                    self._send(peer, buffer)
+            for peer, buffer in self._taken.items():
+                with collecting(self._errors):
+                    nbytes = taken_layout(self._steps, peer).nbytes
+                    self._received[peer] = self._group.receive(peer, nbytes, buffer)
+
+    def _send(self, peer: int, buffer: torch.Tensor | Exception) -> None:
+        pieces = self._group.backend.spare.sent(buffer, self._layouts[peer].nbytes)
+        self._group.sends.add(peer, [self._group.send(pieces, peer)], pieces)
+
+    def _fail(self, error: Exception, places: Sequence[int]) -> None:
+        for place in places:
+            self._messages.fail(place, error)
 
     def finish(self) -> list[MoveResult]:
         messages: dict[int, BoxMessage] = {}
+        lacking: dict[int, Exception] = {}
         for peer, (work, buffer) in self._received.items():
             with collecting(self._errors):
                 wait_for_collective(work)
-                messages[peer] = BoxMessage(taken_layout(self._steps, peer), buffer)
+                if isinstance(buffer, Exception):
+                    lacking[peer] = buffer
+                else:
+                    messages[peer] = BoxMessage(taken_layout(self._steps, peer), buffer)
                 self._group.sends.confirm(peer, except_last=int(peer in self._takers))
         if self._errors:
             raise self._errors[0]
+        for peer, error in lacking.items():
+            self._fail(error, [place for place, step in enumerate(self._steps) if peer in step.peers])
         return [self._messages.combine(place, messages) for place in range(len(self._steps))]
 
 

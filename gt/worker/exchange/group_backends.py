@@ -17,6 +17,31 @@ from gt.worker.exchange.distributed_private import (
     start_coalescing,
 )
 
+PIECE_BYTES = 1 << 22  # of the sends and receives of a message
+
+
+class SpareMemory:
+    """Memory of a group for a member that has none left: what it sends then has all flags set, and what it receives is
+    dropped. The members add up `lacking` to agree on an exchange."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.lacking = torch.zeros(1, dtype=torch.int32)
+        self._flags, self._dropped = torch.empty(2, PIECE_BYTES, dtype=torch.uint8, device=device)
+
+    def sent(self, buffer: torch.Tensor | Exception, nbytes: int) -> Sequence[torch.Tensor]:
+        """The pieces of a message that is sent from a buffer, or from this memory if that is lacking."""
+        if isinstance(buffer, torch.Tensor):
+            return buffer.split(PIECE_BYTES)
+        return _repeated(self._flags.fill_(1), nbytes)
+
+    def received(self, buffer: torch.Tensor | Exception, nbytes: int) -> Sequence[torch.Tensor]:
+        """The pieces of a message that is received into a buffer, or into this memory if that is lacking."""
+        return buffer.split(PIECE_BYTES) if isinstance(buffer, torch.Tensor) else _repeated(self._dropped, nbytes)
+
+
+def _repeated(piece: torch.Tensor, nbytes: int) -> Sequence[torch.Tensor]:
+    return [piece[: nbytes - start] for start in range(0, nbytes, PIECE_BYTES)]
+
 
 class GlooGroup:
     """A process group whose bytes go through the memory of the CPU. A wait for one of its works blocks this process."""
@@ -27,6 +52,7 @@ class GlooGroup:
 
     def __init__(self, group: Any) -> None:
         self._group = group
+        self.spare = SpareMemory(self.device)
 
     def all_reduce(self, buffer: torch.Tensor) -> Any:
         return self._group.allreduce([buffer])
@@ -96,6 +122,7 @@ class NcclGroup:
 
     def __init__(self, group: Any, device: torch.device, stream: CommunicationStream) -> None:
         self.device = device
+        self.spare = SpareMemory(device)
         self._group = group
         self._stream = stream
         self._launch = Launch()

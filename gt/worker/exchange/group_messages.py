@@ -24,10 +24,10 @@ class Entry(NamedTuple):
 
 
 class ReceivedMessage(NamedTuple):
-    """A receive that was begun, and the memory it fills."""
+    """A receive that was begun, and the memory it fills; the error of its allocation if there is none."""
 
     work: Any
-    buffer: torch.Tensor
+    buffer: torch.Tensor | Exception
 
 
 class MessageGroup(Protocol):
@@ -41,8 +41,8 @@ class MessageGroup(Protocol):
     prefetched: dict[int, ReceivedMessage]
 
     def buffer(self, nbytes: int) -> torch.Tensor: ...
-    def receive(self, peer: int, nbytes: int) -> ReceivedMessage: ...
-    def send(self, buffer: torch.Tensor, peer: int) -> Any: ...
+    def receive(self, peer: int, nbytes: int, buffer: torch.Tensor | Exception) -> ReceivedMessage: ...
+    def send(self, pieces: Sequence[torch.Tensor], peer: int) -> Any: ...
     def doubt(self) -> torch.Tensor | None: ...
     def is_set(self, flags: Sequence[torch.Tensor], number: int, task: int) -> bool: ...
     def wait(self, work: Any) -> None: ...
@@ -67,6 +67,13 @@ class GroupMessages:
                 self.entries[place] = Entry(position, task._replace(value=failed))
                 for each in messages:
                     self._write_box(each, place)
+
+    def fail(self, place: int, error: Exception) -> None:
+        """This worker has no memory for a message of a task."""
+        position, task = self.entries[place]
+        failed = task.value if isinstance(task.value, FailedValue) else task.fail("redistribute", (), error)
+        self.group.write_failure(self.number, position, failed)
+        self.entries[place] = Entry(position, task._replace(value=failed))
 
     def _write_boxes(self, messages: Sequence[GivenMessage], place: int) -> FailedValue | None:
         return first_failure(self._write_box(each, place) for each in messages)
@@ -93,6 +100,8 @@ class GroupMessages:
         step = task.step
         if step.after is None:
             return None
+        if isinstance(task.value, FailedValue):
+            return task.value
         taken = {peer: messages[peer] for peer in step.peers}
         failure = self.failure(place, taken)
         if failure is not None:
@@ -109,22 +118,23 @@ class GroupMessages:
 
     # Launching
 
-    def gather(self, layout: MessageLayout, given: Sequence[Slices]) -> MessageRows:
-        """Every member gives all others the same boxes."""
-        mine = self.group.buffer(layout.nbytes)
+    def gather(
+        self, layout: MessageLayout, given: Sequence[Slices], mine: torch.Tensor, rows: torch.Tensor
+    ) -> MessageRows:
+        """Every member gives all others the same boxes. `mine` is memory for one message, `rows` for those of all."""
         self.write([GivenMessage(layout, mine, given)])
-        rows = self.group.buffer(len(self.group.members) * layout.nbytes)
         return MessageRows(self.group.backend.all_gather(rows, mine), layout, rows)
 
-    def all_to_all(self, layout: MessageLayout, given: Mapping[int, Sequence[Slices]]) -> MessageRows:
-        """Every member gives each member boxes of its own, all of the same shapes."""
+    def all_to_all(
+        self, layout: MessageLayout, given: Mapping[int, Sequence[Slices]], mine: torch.Tensor, rows: torch.Tensor
+    ) -> MessageRows:
+        """Every member gives each member boxes of its own, all of the same shapes. `mine` and `rows` are memory for one
+        message of each member."""
         members = self.group.members
-        mine = self.group.buffer(len(members) * layout.nbytes)
         starts = {peer: members.index(peer) * layout.nbytes for peer in given}
         self.write(
             [GivenMessage(layout, mine[start : start + layout.nbytes], given[peer]) for peer, start in starts.items()]
         )
-        rows = torch.empty_like(mine)
         return MessageRows(self.group.backend.all_to_all(rows, mine), layout, rows)
 
     def received(self, rows: MessageRows) -> dict[int, BoxMessage]:

@@ -8,7 +8,7 @@ sends and receives. Tasks of one kind share their messages.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,7 +26,7 @@ from gt.worker.exchange.collective_works import (
 from gt.worker.exchange.deferred_failure_flags import DeferredFailureFlags, FlagSource
 from gt.worker.exchange.failure_store import FailureStore
 from gt.worker.exchange.group_backends import GroupBackend
-from gt.worker.exchange.group_messages import Entry, ReceivedMessage
+from gt.worker.exchange.group_messages import Entry, GroupMessages, ReceivedMessage
 from gt.worker.exchange.in_flight_sends import InFlightSends
 from gt.worker.exchange.interface import MoveResult, MoveTask
 from gt.worker.exchange.local_steps import LocalStep
@@ -74,7 +74,17 @@ class ProcessGroup:
         if self._error is not None:
             raise RuntimeError(f"workers {self.members} exchange nothing any more: {self._error}")
         self.number += 1
-        return GroupWork(self, tasks)
+        try:
+            return GroupWork(self, tasks)
+        except Exception as error:
+            self._end(error)  # the other members have begun, and would wait for this one
+            raise
+
+    def agree(self, *, has_memory: bool) -> bool:
+        """Whether all members have the memory for an exchange. Needs none itself."""
+        lacking = self.backend.spare.lacking.fill_(int(not has_memory))
+        self.wait(self.backend.all_reduce(lacking))
+        return not lacking.item()
 
     def wait(self, work: Any) -> None:
         """Wait for a collective. Raises where a member is lost, and then ends the group, so that members which wait for
@@ -105,25 +115,28 @@ class ProcessGroup:
         lost = RuntimeError(f"worker {peer} is lost")
         self._waits.call(lambda: work.wait(timeout), lambda: self._check((peer,)), lambda: self._end(lost))
 
-    def send(self, buffer: torch.Tensor, peer: int) -> Any:
-        return self._watched(self.backend.send(buffer, self.members.index(peer)), peer)
+    def send(self, pieces: Sequence[torch.Tensor], peer: int) -> Any:
+        rank = self.members.index(peer)
+        return self._watched([self.backend.send(piece, rank) for piece in pieces], peer)
 
-    def _watched(self, work: Any, peer: int) -> Any:
-        return MessageWork(self, work, peer) if self.backend.blocks else work
+    def _watched(self, works: Sequence[Any], peer: int) -> Any:
+        return MessageWork(self, works, peer) if self.backend.blocks else works[-1]
 
     def prefetch(self, step: LocalStep) -> bool:
         """Begin to receive the boxes of a later exchange, if it goes by sends and receives. Returns whether it does."""
-        if work_of(step) is not PointToPointWork:
+        if work_of(step) is not PointToPointWork or step.nbytes >= PointToPointWork.agreed_bytes:
             return False
         for peer in step.peers:
-            with collecting([]):  # a peer that has ended is noticed when its box is needed
-                self.prefetched[peer] = self.receive(peer, taken_layout([step], peer).nbytes)
+            with collecting([]):  # a peer that has ended, or no memory, is noticed when its box is needed
+                nbytes = taken_layout([step], peer).nbytes
+                self.prefetched[peer] = self.receive(peer, nbytes, self.buffer(nbytes))
         return True
 
-    def receive(self, peer: int, nbytes: int) -> ReceivedMessage:
-        buffer = self.buffer(nbytes)
-        work = self.backend.receive(buffer, self.members.index(peer))
-        return ReceivedMessage(self._watched(work, peer), buffer)
+    def receive(self, peer: int, nbytes: int, buffer: torch.Tensor | Exception) -> ReceivedMessage:
+        """Begin to receive a message. Without memory for it, its bytes are dropped, since the peer sends them."""
+        rank = self.members.index(peer)
+        works = [self.backend.receive(piece, rank) for piece in self.backend.spare.received(buffer, nbytes)]
+        return ReceivedMessage(self._watched(works, peer), buffer)
 
     def buffer(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self.backend.device)
@@ -157,40 +170,78 @@ class ProcessGroup:
 
 
 class MessageWork(NamedTuple):
-    """A send to a peer, or a receive from one."""
+    """The sends of the pieces of a message to a peer, or the receives of those from one."""
 
     group: ProcessGroup
-    work: Any
+    works: Sequence[Any]
     peer: int
 
     def wait(self, timeout: timedelta) -> None:
-        self.group.wait_for_message(self.work, self.peer, timeout)
+        for work in self.works:
+            self.group.wait_for_message(work, self.peer, timeout)
 
 
 class GroupWork:
-    """One exchange: the collectives of its tasks, launched in one order on all members."""
+    """One exchange: the collectives of its tasks, launched in one order on all members. Before a large one the members
+    agree that all have the memory for it; if one has not, nothing is launched, and all fail."""
 
     def __init__(self, group: ProcessGroup, tasks: Sequence[MoveTask]) -> None:
-        self._count = len(tasks)
+        self._results: list[MoveResult] = [None] * len(tasks)
+        self._works: list[tuple[list[Entry], _Work]] = []
         entries: dict[_WorkType, list[Entry]] = {}
         for position, task in enumerate(tasks):
             entries.setdefault(work_of(task.step), []).append(Entry(position, task))
-        self._works = [(entries[work], work(group, entries[work])) for work in _IN_ORDER if work in entries]
-        for chosen in entries.values():
+        if not group.backend.blocks or not any(_is_large(work, chosen) for work, chosen in entries.items()):
+            self._reserve(group, entries)
+        elif not self._reserve_agreed(group, tasks, entries):
+            return
+        for chosen, work in self._works:
+            work.launch()
             group.count(chosen)
 
+    def _reserve(self, group: ProcessGroup, entries: Mapping[_WorkType, list[Entry]]) -> None:
+        self._works = [(entries[work], work(group, entries[work])) for work in _IN_ORDER if work in entries]
+
+    def _reserve_agreed(
+        self, group: ProcessGroup, tasks: Sequence[MoveTask], entries: Mapping[_WorkType, list[Entry]]
+    ) -> bool:
+        """Take the memory for all works. Returns whether all members have; if not, the results are failures."""
+        lacks: Exception | None = None
+        try:
+            self._reserve(group, entries)
+            lacks = next((work.lacks for _, work in self._works if work.lacks is not None), None)
+        except Exception as error:
+            lacks = error
+        if lacks is not None:
+            messages = GroupMessages(group, [Entry(position, task) for position, task in enumerate(tasks)])
+            for place in range(len(tasks)):
+                messages.fail(place, lacks)
+            tasks = [task for _, task in messages.entries]
+        if group.agree(has_memory=lacks is None):
+            return True
+        self._works = []
+        for position, task in enumerate(tasks):
+            if task.step.after is not None:
+                has_failed = isinstance(task.value, FailedValue)
+                self._results[position] = task.value if has_failed else group.read_failure(group.number, position)
+        return False
+
     def finish(self) -> list[MoveResult]:
-        results: list[MoveResult] = [None] * self._count
         for entries, work in self._works:
             for entry, result in zip(entries, work.finish(), strict=True):
-                results[entry.position] = result
-        return results
+                self._results[entry.position] = result
+        return self._results
 
 
+_Work: TypeAlias = SumWork | SlicedReduceWork | GatherWork | AllToAllWork | PointToPointWork
 _WorkType: TypeAlias = (
     type[SumWork] | type[SlicedReduceWork] | type[GatherWork] | type[AllToAllWork] | type[PointToPointWork]
 )
 _IN_ORDER: tuple[_WorkType, ...] = (SumWork, SlicedReduceWork, GatherWork, AllToAllWork, PointToPointWork)
+
+
+def _is_large(work: _WorkType, entries: Sequence[Entry]) -> bool:
+    return sum([entry.task.step.nbytes for entry in entries]) >= work.agreed_bytes
 
 
 def work_of(step: LocalStep) -> _WorkType:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from gt.core.errors import ConnectionLost
 from gt.wire.process_identity import start_mark, this_host
-from gt.worker.exchange import ProcessExchange, futex, process_exchange, rendezvous
+from gt.worker.exchange import ProcessExchange, futex, group_backends, process_exchange, rendezvous
 from gt.worker.exchange.group_backends import GlooGroup, NcclGroup
 from gt.worker.exchange.process_groups import ProcessGroup
 from gt.worker.exchange.rendezvous import Member
@@ -267,6 +267,7 @@ def test_a_group_of_gpus_is_connected_when_it_is_made(monkeypatch):
     monkeypatch.setattr(FakeNccl, "Options", type("Options", (), {}), raising=False)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(process_exchange, "CommunicationStream", lambda device: None)
+    monkeypatch.setattr(group_backends, "SpareMemory", lambda device: None)
     (exchange,) = exchanges(1)
     exchange._device = torch.device("cuda:0")
     exchange.rendezvous.members[0] = Member(this_host(), 0, "", "GPU-1")

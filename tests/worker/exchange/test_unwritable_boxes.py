@@ -1,4 +1,5 @@
-"""A member that has a value and cannot give it to the others fails as they do, over each transport."""
+"""A member that has a value and cannot give it to the others, or has no memory for the exchange, fails as they do, over
+each transport, and later exchanges pair rightly."""
 
 from operator import itemgetter
 
@@ -8,6 +9,7 @@ import torch
 from gt.sharding.spec import DeviceMesh
 from gt.worker.exchange import collective_works, shared_memory_groups
 from gt.worker.exchange.message_layout import MessageLayout
+from gt.worker.exchange.process_groups import ProcessGroup
 from gt.worker.failed_value import FailedValue
 from tests.dispatcher_harness import over
 from tests.worker.exchange.tasks import dense, task_of
@@ -56,3 +58,65 @@ def test_a_member_that_cannot_give_its_boxes_fails_as_the_takers_do(monkeypatch,
     results = run_over(transport, {worker: compute(worker) for worker in range(WORKERS)})
     assert all(isinstance(result, FailedValue) for result in results.values()), results
     assert {result.failure.message for result in results.values()} == {"no room"}
+
+
+LARGE = 900_000  # elements, whose message has several pieces
+LARGE_MOVES = {
+    "all-reduce": ("- + x", "-", (LARGE,)),
+    "all-reduce of maxima": ("- + x:max", "-", (LARGE,)),
+    "all-gather": ("x", "-", (LARGE,)),
+    "all-to-all": ("x, -", "-, x", (900, 900)),
+    "agreed sends": ("x", "-", (4 * LARGE + 1,)),
+    "sends": ("x", "-", (4 * LARGE + 1,)),
+    "small sends": ("x", "-", (5,)),
+}
+SENDS = ("sends", "small sends")
+LACKING = {"all": range(99), "the first": [0], "those it receives": [2, 3]}  # its buffers, in their order
+
+
+def parts_of(move):
+    """The part of each worker after a move over Gloo, and in the memory of one process."""
+    source, target, shape = LARGE_MOVES[move]
+
+    def compute(worker):
+        task = task_of(worker, None, over(source, MESH), over(target, MESH), dense(shape))
+        (result,) = yield [task._replace(value=torch.full(task.step.before.shape, float(worker)))]
+        return result
+
+    return [run_over(way, {worker: compute(worker) for worker in range(WORKERS)}) for way in ("gloo", "memory")]
+
+
+def deny_memory(patch, buffers):
+    """The giver gets no memory for some of the buffers of an exchange."""
+    counts = iter(range(99))
+
+    def denying(allocate):
+        def take(owner, *arguments):
+            group = owner if isinstance(owner, ProcessGroup) else owner._group
+            if group.worker == GIVER and next(counts) in buffers:
+                raise MemoryError("no room")
+            return allocate(owner, *arguments)
+
+        return take
+
+    for owner, name in ((ProcessGroup, "buffer"), (collective_works.SumWork, "_buffer")):
+        patch.setattr(owner, name, denying(getattr(owner, name)))
+
+
+@pytest.mark.parametrize(
+    ("move", "lacking"),
+    [(move, lacking) for move in LARGE_MOVES for lacking in LACKING if lacking == "all" or move in SENDS],
+)
+def test_a_member_without_memory_takes_part_and_later_exchanges_pair_rightly(monkeypatch, move, lacking):
+    if move == "agreed sends":
+        monkeypatch.setattr(collective_works.PointToPointWork, "agreed_bytes", 0)
+    with monkeypatch.context() as patch:
+        deny_memory(patch, LACKING[lacking])
+        found, expected = parts_of(move)
+    for worker, part in found.items():
+        if worker == GIVER or lacking != "those it receives":
+            assert part.failure.message == "no room"
+        else:
+            assert torch.equal(part, expected[worker])
+    found, expected = parts_of(move)
+    assert all(torch.equal(found[worker], expected[worker]) for worker in range(WORKERS))
