@@ -97,8 +97,8 @@ def run(name, mesh, room=None, expected=None):
 
 @pytest.mark.parametrize("name", OPS)
 def test_each_allocation_of_an_op_may_fail(mesh_of_two, name, request):
-    if "gloo" in request.node.callspec.id and name.startswith("upload"):
-        pytest.skip("ZeroMQ closes a connection when it has no memory for a message")
+    if "gloo" in request.node.callspec.id and name in ("upload", "upload of shards", "read"):
+        pytest.skip("their bytes go with a message, for which ZeroMQ finds no memory: the worker is lost")
     mesh = mesh_of_two
     pids = [worker.pid for worker in gt.workers()]
     bystander = gt.distribute(torch.arange(8.0), mesh, "x")
