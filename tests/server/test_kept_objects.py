@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import time
 
 import pytest
 import torch
@@ -74,6 +75,11 @@ def test_nothing_is_kept_of_many_sessions():
         run_sessions(port, 0, WARM_UP)
         before = count_objects((server, *workers))
         run_sessions(port, WARM_UP, SESSIONS)
-        after = count_objects((server, *workers))
-    kept = [later - earlier for earlier, later in zip(before, after, strict=True)]
-    assert max(kept) <= KEPT * SESSIONS, kept
+        deadline = time.monotonic() + 60
+        while (kept := growth(before, count_objects((server, *workers)))) > KEPT * SESSIONS:
+            assert time.monotonic() < deadline, kept  # the last session may still be about to end on a worker
+            time.sleep(0.2)
+
+
+def growth(before, after):
+    return max(later - earlier for earlier, later in zip(before, after, strict=True))
