@@ -130,6 +130,11 @@ def keepable(frames: Sequence[Frame]) -> list[SentFrame]:
     return [frame if type(frame) is bytes else zmq.Frame(frame, copy=True) for frame in frames]
 
 
+def uncopied(frames: Sequence[Frame]) -> list[SentFrame]:
+    """The frames of a message that ZeroMQ sends without memory of its own. Their bytes must not change any more."""
+    return [frame if type(frame) is bytes else zmq.Frame(frame, copy=False) for frame in frames]
+
+
 def has_message(socket: zmq.Socket[bytes]) -> bool:
     return bool(socket.getsockopt(_EVENTS) & _READABLE)  # type: ignore[operator]
 

@@ -38,6 +38,7 @@ from gt.wire.codec import Buffer, Decoder, Frame, encode, encode_batches, join
 from gt.wire.connections import Link, NoConnection, open_link
 from gt.wire.process_identity import host_name, is_running, start_mark, this_host
 from gt.wire.server_keys import CLIENT_FILE, keys_directory
+from gt.wire.sockets import uncopied
 from gt.worker.activity_reports import ActivityReports
 from gt.worker.compilation.private_directory import shared_directory
 from gt.worker.compilation.server_connection import CompileServerConnection
@@ -329,7 +330,7 @@ class WorkerProcess:
         assert self._link is not None
         with self._using_link:
             for frames in encode_batches(reports, payloads):
-                self._link.send(frames)
+                self._link.send(uncopied(frames))
 
     def leave(self) -> None:
         """End the loop when the server has moved the tensors to other workers; safe to call from a signal handler. A
