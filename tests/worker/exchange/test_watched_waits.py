@@ -70,7 +70,7 @@ def test_a_wait_for_a_message_of_a_peer_that_is_lost_ends():
         making.start()
         group = first.find_group((0, 1))
         making.join()
-        message = group.receive(1, 8)
+        message = group.receive(1, 8, group.buffer(8))
         threading.Timer(0.2, first.lose_worker, [1]).start()
         with pytest.raises(RuntimeError, match="worker 1 is lost"):
             message.work.wait(timedelta(minutes=5))
