@@ -22,7 +22,7 @@ from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, OtherId, OtherIds
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
 
-PROTOCOL = 16
+PROTOCOL = 17
 MAX_BATCH = 1 << 16
 MAX_SEGMENT = 64  # ops of a segment
 MAX_SLOT = (1 << 16) - 1  # largest slot of a tensor in a segment, and largest difference between its new ids
@@ -766,6 +766,13 @@ class Activity(_Record, frozen=True):
     the age of its state in nanoseconds."""
 
     words: Annotated[tuple[Annotated[int, Meta(ge=-1, lt=1 << 62)], ...], Meta(max_length=1 << 10)]
+
+
+class TakeFrames(_Record, frozen=True):
+    """A worker asks for frames of uploads, which its server holds for it. It needs none of those before them."""
+
+    start: Annotated[int, Meta(ge=0, lt=1 << 62)]
+    stop: Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
 class StoreReady(_Record, frozen=True):

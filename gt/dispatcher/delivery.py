@@ -24,6 +24,7 @@ from gt.wire.codec import (
     Frame,
     Payload,
     counted_bytes,
+    divide,
     encode,
     encode_batches,
     encode_records,
@@ -31,6 +32,7 @@ from gt.wire.codec import (
 )
 from gt.wire.connections import Router
 from gt.wire.message_stream import MessageStream
+from gt.wire.sockets import SentFrame, keepable
 
 Deliver: TypeAlias = Callable[[Answer, Sequence[Payload]], None]
 
@@ -92,7 +94,7 @@ class Delivery:
         for number, run in enumerate(runs):
             for worker in run.workers:
                 by_worker.setdefault(worker, []).append(number)
-        messages: dict[tuple[int, ...], list[list[Frame]]] = {}
+        messages: dict[tuple[int, ...], list[tuple[Sequence[Frame], Sequence[SentFrame]]]] = {}
         for worker, numbers in by_worker.items():
             identity = self._peers.workers.get(worker)
             if identity is None:
@@ -100,17 +102,21 @@ class Delivery:
             key = tuple(numbers)
             if key not in messages:
                 messages[key] = self._join(runs, encoded, numbers)
-            for frames in messages[key]:
+            for frames, held in messages[key]:
+                if held:
+                    self._router.hold(identity, held)
                 self._router.send(identity, frames)
 
     def _join(
         self, runs: Sequence[_CommandRun], encoded: Sequence[EncodedRecords], numbers: Sequence[int]
-    ) -> list[list[Frame]]:
+    ) -> list[tuple[Sequence[Frame], Sequence[SentFrame]]]:
+        """The messages of some runs, each as the frames that are sent now, and those that are held for its workers."""
         payloads = [payload for number in numbers for payload in runs[number].payloads]
-        frames = join_records([encoded[number] for number in numbers], payloads)
-        if frames is not None:
-            return [frames]
-        return encode_batches([command for number in numbers for command in runs[number].commands], payloads)
+        joined = join_records([encoded[number] for number in numbers], payloads)
+        batches = [joined] if joined is not None else None
+        if batches is None:
+            batches = encode_batches([command for number in numbers for command in runs[number].commands], payloads)
+        return [(begun, keepable(held)) for begun, held in map(divide, batches)]
 
     def _count_read(self, item: ToClient) -> None:
         """Tell the backpressure of a session that a read was answered, or has failed."""

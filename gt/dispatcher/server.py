@@ -23,6 +23,7 @@ from gt.core.messages import (
     Report,
     Resume,
     SessionEnded,
+    TakeFrames,
     Welcome,
     WorkerShutdown,
 )
@@ -110,7 +111,7 @@ class Server:
             silence,
         )
         self.client_messages = ClientMessages(self.dispatcher, self.peers, self.delivery, self.departures)
-        self._reports: Decoder[Report | Activity] = Decoder(Report | Activity)
+        self._reports: Decoder[Report | Activity | TakeFrames] = Decoder(Report | Activity | TakeFrames)
         self._hellos: Decoder[Hello | Resume] = Decoder(Hello | Resume, MAX_HELLO)
 
     @property
@@ -313,6 +314,8 @@ class Server:
             payload = next(remaining) if type(report) in PAYLOAD_RECORDS else None
             if isinstance(report, Activity):
                 self.activity.note(peer, report)
+            elif isinstance(report, TakeFrames):
+                self._router.send_held(self.peers.workers[peer.ident], report.start, report.stop)
             elif not self._use_report(peer, report, payload):
                 break
             if isinstance(report, Goodbye):

@@ -147,11 +147,13 @@ def _list_header(count: int) -> bytes:
 
 
 class Decoder(Generic[AnyMessage]):
-    """Decodes the messages of one direction: records of `union` only, in bodies of at most `limit` bytes."""
+    """Decodes the messages of one direction: records of `union` only, in bodies of at most `limit` bytes. With
+    `are_held`, frames of tensors do not come with their message, and their payloads are empty."""
 
-    def __init__(self, union: Any, limit: int = MAX_BODY) -> None:
+    def __init__(self, union: Any, limit: int = MAX_BODY, *, are_held: bool = False) -> None:
         self._decoder = msgspec.msgpack.Decoder(list[union])
         self._limit = limit
+        self._are_held = are_held
 
     def decode(self, frames: Sequence[Frame]) -> tuple[list[AnyMessage], list[Payload]]:
         """The records, and the payloads of their byte ranges, as `encode` takes them. Raises ProtocolError for
@@ -168,9 +170,10 @@ class Decoder(Generic[AnyMessage]):
             raise ProtocolError(f"a batch of {len(messages)} messages is over the limit of {MAX_BATCH}")
         carrying = [message for message in messages if type(message) in PAYLOAD_RECORDS]
         byte_ranges = [byte_range for message in carrying for byte_range in byte_ranges_of(message)]
-        return messages, _payloads(
-            [0 if byte_range.name else byte_range.nbytes for byte_range in byte_ranges], inline, frames, count
-        )
+        sizes = [0 if byte_range.name else byte_range.nbytes for byte_range in byte_ranges]
+        if self._are_held and len(frames) == count and not inline and sum(sizes) > INLINE_BYTES:
+            return messages, [[] for _ in sizes]
+        return messages, _payloads(sizes, inline, frames, count)
 
 
 def _payloads(sizes: Sequence[int], inline: memoryview, frames: Sequence[Frame], count: int) -> list[Payload]:
@@ -206,6 +209,14 @@ def split(frames: Sequence[Frame], limit: int = MAX_BODY) -> tuple[memoryview, m
     if size > len(content):
         raise ProtocolError(f"a message body of {size} bytes is truncated to {len(content)}")
     return content[:size], content[size:], count
+
+
+def divide(frames: Sequence[Frame]) -> tuple[Sequence[Frame], Sequence[Frame]]:
+    """The frames of a message with its body, and those with tensors."""
+    if len(frames) == 1:
+        return frames, ()
+    count = max(1, -(-_read_header(frames)[2] // PIECE))
+    return frames[:count], frames[count:]
 
 
 def _read_header(frames: Sequence[Frame]) -> tuple[bytes, int, int, int, int]:

@@ -29,6 +29,7 @@ from gt.wire.file_descriptors import (
     seconds_of_silence,
     shut_down,
 )
+from gt.wire.held_frames import HeldFrames
 from gt.wire.refusals import Refusals
 from gt.wire.server_keys import MemberKeys, ServerKeys, find_keys
 from gt.wire.sockets import Sender, SentFrame, has_message, open_socket, receive, receive_from, send
@@ -266,6 +267,7 @@ class Router:
         self._keys_of: dict[bytes, str] = {}  # the names of the keys of peers
         self._ended: dict[bytes, None] = {}  # names of peers, of which messages may still be read
         self._problem: str | None = None  # why the last handshake failed
+        self._held: dict[bytes, HeldFrames] = {}
         self._lost: list[bytes] = []
         self._dropped: set[bytes] = set()  # peers whose connections were closed for their bytes, and have not ended yet
 
@@ -323,6 +325,18 @@ class Router:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
 
+    def hold(self, name: bytes, frames: Sequence[SentFrame]) -> None:
+        """Keep frames until the peer asks for them."""
+        if name in self._peers:
+            self._held.setdefault(name, HeldFrames()).add(frames)
+
+    def send_held(self, name: bytes, start: int, stop: int) -> None:
+        """Send a peer some of its frames, and drop those before them. Raises ProtocolError for frames that are not
+        held."""
+        message = self._held.setdefault(name, HeldFrames()).take(start, stop)
+        if message:
+            self.send(name, message)
+
     def admit(self, name: bytes) -> None:
         """The peer has shaken hands: its connection does not count as unknown any more."""
         self._unknown.pop(self._peers.get(name, -1), None)
@@ -352,7 +366,11 @@ class Router:
         with self._monitoring:
             carried = [(self._watch.carried(descriptor), name) for descriptor, name in self._names.items()]
         carried = [(each, name) for each, name in carried if name not in self._dropped]
-        waiting = [(self._wire_bytes.waiting(name, each), name) for each, name in carried if each is not None]
+        waiting = [
+            (self._wire_bytes.waiting(name, each) + (self._held[name].nbytes if name in self._held else 0), name)
+            for each, name in carried
+            if each is not None
+        ]
         if sum([nbytes for nbytes, _ in waiting]) > self._max_waiting:
             nbytes, name = max(waiting)
             peer = self.address_of(name) or "a connection"
@@ -425,6 +443,7 @@ class Router:
             del self._peers[name]
             del self._keys_of[name]
             self._wire_bytes.forget(name)
+            self._held.pop(name, None)
             self._dropped.discard(name)
             self._lost.append(name)
             self._note_ended(name)

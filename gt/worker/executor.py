@@ -63,6 +63,7 @@ from gt.core.worker_progress import (
     WAITED,
 )
 from gt.wire.codec import Buffer
+from gt.wire.held_frames import HeldBytes
 from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.bound_segments import BoundSegment
@@ -191,7 +192,7 @@ class Executor:
             WorkerLosePeer: lambda command: self.exchange.lose_worker(command.worker),
         }
 
-    def run(self, commands: Sequence[Command], buffers: Iterable[Buffer]) -> list[ReportAndBytes]:
+    def run(self, commands: Sequence[Command], buffers: Iterable[Buffer | HeldBytes]) -> list[ReportAndBytes]:
         """Run a batch in order, in a thread that the engine has isolated. `buffers` are the bytes of the commands that
         create tensors, in order; each is read when its command runs, so that an error of it fails that tensor only."""
         self._reports = []

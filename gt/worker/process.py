@@ -25,6 +25,7 @@ from gt.core.messages import (
     Leaving,
     Refused,
     Report,
+    TakeFrames,
     Welcome,
     WorkerCreateTensor,
     WorkerLosePeer,
@@ -34,8 +35,9 @@ from gt.core.settings import Settings
 from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.addresses import LOOPBACK, NotResolved, reaching_address, resolve
-from gt.wire.codec import Buffer, Decoder, Frame, encode, encode_batches, join
+from gt.wire.codec import Buffer, Decoder, Frame, Payload, encode, encode_batches, join
 from gt.wire.connections import Link, NoConnection, open_link
+from gt.wire.held_frames import HeldBytes, HeldFramesReader
 from gt.wire.process_identity import host_name, is_running, start_mark, this_host
 from gt.wire.server_keys import CLIENT_FILE, keys_directory
 from gt.wire.sockets import uncopied
@@ -105,8 +107,9 @@ class WorkerProcess:
         self._activity: ActivityReports | None = None
         self._exchange: Exchange | None = None
         self._ahead: deque[list[bytes]] = deque()  # batches that were received while an exchange waited
+        self._held = HeldFramesReader(self._take_frames, self._await_frames)
         self._refused_ahead = ""  # the reason of a refusal among them
-        self._commands: Decoder[Command | Refused] = Decoder(Command | Refused)
+        self._commands: Decoder[Command | Refused] = Decoder(Command | Refused, are_held=True)
         self._refusals: list[float] = []  # their times
         self._engine = make_engine(backend, device, threads, clears=True)
         self._compiles_all = settings.auto_compile
@@ -276,10 +279,31 @@ class WorkerProcess:
         lock."""
         assert self._link is not None
         while (frames := self._link.receive(waits=False)) is not None:
-            self._ahead.append(frames)
-            with contextlib.suppress(ProtocolError):  # raised again when the batch runs
-                self._note_ahead(self._commands.decode(frames)[0])
+            self._keep_ahead(frames)
         return self._link.is_lost()
+
+    def _keep_ahead(self, frames: list[bytes]) -> None:
+        """Keep a batch that runs later, or frames of an upload."""
+        if self._held.note(frames):
+            return
+        self._ahead.append(frames)
+        with contextlib.suppress(ProtocolError):  # raised again when the batch runs
+            self._note_ahead(self._commands.decode(frames)[0])
+
+    def _take_frames(self, start: int, stop: int) -> None:
+        """Ask the server for frames of uploads."""
+        assert self._link is not None
+        with self._using_link:
+            self._link.send(encode([TakeFrames(start, stop)]))
+
+    def _await_frames(self) -> None:
+        """Wait for frames of an upload. Raises ConnectionLost if none will come."""
+        self._look_ahead()
+        assert self._link is not None
+        with self._using_link:
+            frames = self._link.receive()
+            if frames is not None:
+                self._keep_ahead(frames)
 
     def _make_watch(self, executor: Executor) -> SessionWatch | None:
         """Not for a worker of a single program, which ends with it."""
@@ -405,6 +429,7 @@ class WorkerProcess:
         self._server = (answer.pid, start_mark(answer.pid)) if answer.host == this_host() else (0, "")
         self._exchange = ProcessExchange(answer.ident, self._engine.device, self._look_ahead, self._transport, address)
         self._ahead.clear()
+        self._held = HeldFramesReader(self._take_frames, self._await_frames)
         self._refused_ahead = ""
         if answer.host != this_host():
             shared_memory.sweep(os.getpid())  # nobody there can open it: it would be left if this process is killed
@@ -430,6 +455,8 @@ class WorkerProcess:
         return LOOPBACK
 
     def _run_batch(self, executor: Executor, frames: Sequence[Frame]) -> None:
+        if self._held.note(frames):  # of an upload that was interrupted
+            return
         received, payloads = self._commands.decode(frames)
         if isinstance(received[0], Refused):  # always the only message of its batch
             raise _Refusal(f"the server has refused a message: {received[0].reason}")
@@ -439,8 +466,10 @@ class WorkerProcess:
             self._is_dismissed = True
             self.stop()
         created = [command for command in commands if isinstance(command, WorkerCreateTensor)]
+        uploads = [self._upload(command.byte_range, payload) for command, payload in zip(created, payloads, strict=True)]
         # Lazily: the shared buffers of a client that has left are removed, which must fail its tensors only.
-        self._send_reports(executor.run(commands, map(self._bytes, created, payloads)))
+        self._send_reports(executor.run(commands, map(self._bytes, created, uploads)))
+        self._held.drop_rest()
 
     def _send_reports(self, outgoing: Sequence[ReportAndBytes]) -> None:
         if outgoing:
@@ -448,10 +477,15 @@ class WorkerProcess:
             payloads = [[buffer] if _is_inline(report) else [] for report, buffer in outgoing if buffer is not None]
             self._send(reports, payloads)
 
-    def _bytes(self, command: WorkerCreateTensor, payload: Sequence[Frame]) -> Buffer:
+    def _upload(self, byte_range: ByteRange, payload: Payload) -> Payload | HeldBytes:
+        """The bytes that came with a message, or where they are held."""
+        is_held = not byte_range.name and byte_range.nbytes and not payload
+        return self._held.announce(byte_range.nbytes) if is_held else payload
+
+    def _bytes(self, command: WorkerCreateTensor, upload: Payload | HeldBytes) -> Buffer | HeldBytes:
         byte_range = command.byte_range
         if not byte_range.name:
-            return join(payload)
+            return upload if isinstance(upload, HeldBytes) else join(upload)
         return self._attached.view(byte_range.name, byte_range.offset, byte_range.nbytes) if byte_range.nbytes else b""
 
     def _export(self, nbytes: int, place: ByteRange | None, write: WriteBytes) -> tuple[ByteRange, memoryview]:

@@ -19,6 +19,7 @@ from gt.core.messages import (
     WorkerFetchTensor,
 )
 from gt.wire.codec import Buffer
+from gt.wire.held_frames import HeldBytes
 from gt.worker.engines.engine import Engine
 from gt.worker.failed_value import FailedValue
 from gt.worker.op_runner import OpRunner
@@ -48,7 +49,7 @@ class TensorTransfers:
         *,
         owns_buffers: bool,
     ) -> None:
-        self.buffers: Iterator[Buffer] = iter(())
+        self.buffers: Iterator[Buffer | HeldBytes] = iter(())
         self._runner = runner
         self._engine = engine
         self._export = export
@@ -60,6 +61,8 @@ class TensorTransfers:
         try:
             buffer = next(self.buffers)  # even if there is no room for it: the next upload has the next buffer
             self._runner.guard.reserve(command.byte_range.nbytes)
+            if isinstance(buffer, HeldBytes):
+                buffer = buffer.read()
             is_owned = self._owns_buffers and not command.byte_range.name
             self._runner.tensors[command.id] = self._engine.from_buffer(buffer, command.meta, is_owned)
         except Exception as error:
