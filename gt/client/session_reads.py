@@ -36,9 +36,11 @@ from gt.core.messages import (
     WorkersRead,
 )
 from gt.core.meta import contiguous_strides
+from gt.core.readable_units import print_bytes
 from gt.sharding.spec import ShardingSpec, compute_local_shape, spec_of
 from gt.wire.client_channel import Received
 from gt.wire.codec import Buffer
+from gt.wire.payloads import require_memory
 from gt.wire.shared_memory import SHARE_BYTES
 
 # Tensors
@@ -99,12 +101,25 @@ def _read(
     request = next(session.ids)
     site = session.sites.current()
     place = ByteRange("", nbytes) if nbytes >= SHARE_BYTES else None
+    if place is not None:
+        _require_memory(nbytes)
     session.outbox.submit(lambda ids: FetchTensor(request, ids[0], version, site, place, worker), [storage])
     read = session.wait_for(request, site)
     if isinstance(read.answer, MoreRoomNeeded):
         return _read(session, storage, version, read.answer.nbytes, worker)
     assert isinstance(read.answer, TensorRead)
     return read, None if read.answer.layout is None else spec_of(read.answer.layout)
+
+
+def _require_memory(nbytes: int) -> None:
+    """Raise MemoryError if this process cannot take the bytes of a tensor, and put them together."""
+    try:
+        require_memory(2 * nbytes)
+    except MemoryError as error:
+        raise MemoryError(
+            f"this process has no memory to read {print_bytes(nbytes)}: {error}; read parts of the tensor, or free "
+            f"memory of the program"
+        ) from None
 
 
 def read_versions(session: Session, storages: Sequence[Storage]) -> tuple[VersionSpan, ...]:

@@ -6,7 +6,6 @@ makes the memory of an upload first, and asks for the frames then, a few at a ti
 
 from __future__ import annotations
 
-import mmap
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -14,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gt.core.errors import ProtocolError
-from gt.core.readable_units import print_bytes
 from gt.wire.codec import CHUNK, Frame
+from gt.wire.payloads import require_memory
 from gt.wire.sockets import SentFrame
 
 _MARK = b""  # the first frame of a message that has held frames, and no header
@@ -94,7 +93,7 @@ class HeldFramesReader:
     def read(self, start: int, nbytes: int) -> memoryview:
         """The bytes in frames from number `start` on."""
         target = memoryview(np.empty(nbytes, np.uint8))  # type: ignore[arg-type]
-        _require_memory(_COPIES * min(nbytes, _ON_THE_WAY * CHUNK))
+        require_memory(_COPIES * min(nbytes, _ON_THE_WAY * CHUNK))
         stop, position, self._asked = start + _frame_count(nbytes), 0, start
         for number in range(start, stop):
             while self._asked < stop and self._asked - number <= _ON_THE_WAY - _ASKED:
@@ -118,11 +117,3 @@ class HeldFramesReader:
 
 def _frame_count(nbytes: int) -> int:
     return -(-nbytes // CHUNK)
-
-
-def _require_memory(nbytes: int) -> None:
-    """Raise MemoryError if the system does not give this process so many bytes."""
-    try:
-        mmap.mmap(-1, nbytes).close()
-    except OSError as error:
-        raise MemoryError(f"can't allocate memory to receive with: {print_bytes(nbytes)} ({error})") from None

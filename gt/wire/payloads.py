@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import mmap
 import os
 import threading
 import weakref
@@ -30,6 +31,7 @@ from gt.core.messages import (
     TensorRead,
     Uploaded,
 )
+from gt.core.readable_units import print_bytes
 from gt.wire import shared_memory
 from gt.wire.client_channel import Received, Upload, UploadWriter, as_buffer
 from gt.wire.codec import Buffer, Payload, join
@@ -154,6 +156,15 @@ def _rounded(nbytes: int) -> int:
     """A size that fits many tensors: at most a quarter larger."""
     step = max(_ALIGNMENT, 1 << max(nbytes.bit_length() - 3, 0))
     return -(-nbytes // step) * step
+
+
+def require_memory(nbytes: int) -> None:
+    """Raise MemoryError if the system does not give this process so many bytes: ZeroMQ and native code close
+    connections, or end the process, where they find none."""
+    try:
+        mmap.mmap(-1, nbytes).close()
+    except OSError as error:
+        raise MemoryError(f"the system does not give {print_bytes(nbytes)} of memory ({error.strerror})") from None
 
 
 CopyBytes: TypeAlias = Callable[[memoryview, Buffer], None]

@@ -162,20 +162,22 @@ def receive_from(
     socket: zmq.Socket[bytes], known: Container[bytes], *, waits: bool = True
 ) -> tuple[list[bytes], Sender | None] | None:
     """A message of a router, which begins with the name of a peer; and its sender, or None if the name is one of
-    `known`."""
+    `known`. Only the name is left of a message for which there is no memory."""
     if not waits and not has_message(socket):
         return None
     try:
         frames = [socket.recv(0 if waits else _NOW)]
     except zmq.Again:
         return None
-    if frames[0] in known:
-        return _rest(socket, frames), None
-    frame = socket.recv(copy=False)  # only a frame that is not copied knows its connection
-    return _rest(socket, [*frames, frame.bytes]), Sender(
-        int(frame.get(zmq.SRCFD)),  # type: ignore[call-overload]
-        _key_of(frame),
-    )
+    name, sender = frames[0], None
+    try:
+        if name not in known:
+            frame = socket.recv(copy=False)  # only a frame that is not copied knows its connection
+            sender = Sender(int(frame.get(zmq.SRCFD)), _key_of(frame))  # type: ignore[call-overload]
+            frames.append(frame.bytes)
+        return _rest(socket, frames), sender
+    except MemoryError:
+        return [name], sender
 
 
 def _key_of(frame: zmq.Frame) -> str:
@@ -186,6 +188,11 @@ def _key_of(frame: zmq.Frame) -> str:
 
 
 def _rest(socket: zmq.Socket[bytes], frames: list[bytes]) -> list[bytes]:
-    while socket.getsockopt(_HAS_MORE):
-        frames.append(socket.recv())
+    try:
+        while socket.getsockopt(_HAS_MORE):
+            frames.append(socket.recv())
+    except MemoryError:
+        while socket.getsockopt(_HAS_MORE):  # otherwise they would be taken for the next message
+            socket.recv(copy=False)
+        raise
     return frames

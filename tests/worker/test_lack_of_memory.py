@@ -127,3 +127,19 @@ def test_a_write_to_tensors_that_did_not_fit_fails_too_until_one_fits(mesh_of_tw
         weight.normal_()
         gt.synchronize()
     assert bystander.sum().item() == 28
+
+
+def test_a_read_without_memory_in_the_program_ends_no_worker(mesh_of_two):
+    pids = [worker.pid for worker in gt.workers()]
+    large = ready(gt.ones(COUNT))
+    bystander = gt.distribute(torch.arange(8.0), mesh_of_two, "x")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + 30 * MIB, before[1]))
+    try:
+        with pytest.raises(MemoryError, match=r"has no memory to read 41.9 MB: .* read parts of the tensor"):
+            large.cpu()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert bystander.sum().item() == 28
+    assert [worker.pid for worker in gt.workers()] == pids
+    assert large.cpu().sum() == COUNT
