@@ -284,7 +284,9 @@ class Router:
                 return None
             self._note_peer(name, sender)
         if not frames:
-            self.refusals.note("limit", name.hex(), f"{self.address_of(name) or 'a connection'}: no memory for a message")
+            self.refusals.note(
+                "limit", name.hex(), f"{self.address_of(name) or 'a connection'}: no memory for a message"
+            )
             self.drop(name)  # a message is lost, and so are those after it
             return None
         if name in self._peers:

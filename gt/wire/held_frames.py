@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from gt.core.errors import ProtocolError
 from gt.wire.codec import CHUNK, Frame
 from gt.wire.payloads import require_memory
@@ -61,10 +59,14 @@ class HeldBytes(NamedTuple):
 
 
 class HeldFramesReader:
-    """The worker's end of a connection with held frames. `ask` asks for the frames from one number to another, and
-    drops those before them; `wait` receives messages, and passes them to `note`."""
+    """The worker's end of a connection with held frames. `allocate` gives memory of a size, or raises MemoryError.
+    `ask` asks for the frames from one number to another, and drops those before them; `wait` receives messages, and
+    passes them to `note`."""
 
-    def __init__(self, ask: Callable[[int, int], None], wait: Callable[[], None]) -> None:
+    def __init__(
+        self, allocate: Callable[[int], memoryview], ask: Callable[[int, int], None], wait: Callable[[], None]
+    ) -> None:
+        self._allocate = allocate
         self._ask = ask
         self._wait = wait
         self._arrived: deque[tuple[int, Frame]] = deque()
@@ -92,7 +94,7 @@ class HeldFramesReader:
 
     def read(self, start: int, nbytes: int) -> memoryview:
         """The bytes in frames from number `start` on."""
-        target = memoryview(np.empty(nbytes, np.uint8))  # type: ignore[arg-type]
+        target = self._allocate(nbytes)
         require_memory(_COPIES * min(nbytes, _ON_THE_WAY * CHUNK))
         stop, position, self._asked = start + _frame_count(nbytes), 0, start
         for number in range(start, stop):

@@ -127,7 +127,12 @@ def send(socket: zmq.Socket[bytes], frames: Sequence[SentFrame]) -> None:
 def keepable(frames: Sequence[Frame]) -> list[SentFrame]:
     """The frames of a message that can be sent now and again later, whatever becomes of the memory of their bytes. One
     that could change is copied here, and not by ZeroMQ when it is sent."""
-    return [frame if type(frame) is bytes else zmq.Frame(frame, copy=True) for frame in frames]
+    return [frame if type(frame) is bytes else zmq.Frame(frame, copy=not _is_constant(frame)) for frame in frames]
+
+
+def _is_constant(frame: Frame) -> bool:
+    """Whether the bytes of a frame cannot change, as those of a part of `bytes`."""
+    return type(frame) is memoryview and type(frame.obj) is bytes
 
 
 def uncopied(frames: Sequence[Frame]) -> list[SentFrame]:

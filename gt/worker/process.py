@@ -13,6 +13,8 @@ from collections.abc import Callable, MutableSequence, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from gt.core import worker_progress
 from gt.core.errors import ConnectionLost, GTError, ProtocolError, ServerLost
 from gt.core.messages import (
@@ -107,7 +109,7 @@ class WorkerProcess:
         self._activity: ActivityReports | None = None
         self._exchange: Exchange | None = None
         self._ahead: deque[list[bytes]] = deque()  # batches that were received while an exchange waited
-        self._held = HeldFramesReader(self._take_frames, self._await_frames)
+        self._held = HeldFramesReader(_allocate, self._take_frames, self._await_frames)
         self._refused_ahead = ""  # the reason of a refusal among them
         self._commands: Decoder[Command | Refused] = Decoder(Command | Refused, are_held=True)
         self._refusals: list[float] = []  # their times
@@ -429,7 +431,7 @@ class WorkerProcess:
         self._server = (answer.pid, start_mark(answer.pid)) if answer.host == this_host() else (0, "")
         self._exchange = ProcessExchange(answer.ident, self._engine.device, self._look_ahead, self._transport, address)
         self._ahead.clear()
-        self._held = HeldFramesReader(self._take_frames, self._await_frames)
+        self._held = HeldFramesReader(_allocate, self._take_frames, self._await_frames)
         self._refused_ahead = ""
         if answer.host != this_host():
             shared_memory.sweep(os.getpid())  # nobody there can open it: it would be left if this process is killed
@@ -466,7 +468,9 @@ class WorkerProcess:
             self._is_dismissed = True
             self.stop()
         created = [command for command in commands if isinstance(command, WorkerCreateTensor)]
-        uploads = [self._upload(command.byte_range, payload) for command, payload in zip(created, payloads, strict=True)]
+        uploads = [
+            self._upload(command.byte_range, payload) for command, payload in zip(created, payloads, strict=True)
+        ]
         # Lazily: the shared buffers of a client that has left are removed, which must fail its tensors only.
         self._send_reports(executor.run(commands, map(self._bytes, created, uploads)))
         self._held.drop_rest()
@@ -548,6 +552,11 @@ def _keys_hint(keys: Path | None, endpoint: str) -> str:
 
 def _host_of(endpoint: str) -> str:
     return endpoint.removeprefix("tcp://").rpartition(":")[0]
+
+
+def _allocate(nbytes: int) -> memoryview:
+    """Memory for an upload, which NumPy does not clear, and takes in huge pages."""
+    return memoryview(np.empty(nbytes, np.uint8))  # type: ignore[arg-type]
 
 
 def _is_inline(report: Any) -> bool:

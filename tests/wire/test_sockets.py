@@ -3,7 +3,7 @@
 import pytest
 import zmq
 
-from gt.wire.sockets import open_socket, receive, send
+from gt.wire.sockets import open_socket, receive, receive_from, send
 
 
 @pytest.fixture
@@ -41,3 +41,35 @@ def test_a_wait_ends_without_a_message(ends):
     _, dealer = ends
     assert receive(dealer) is None
     assert receive(dealer, waits=False) is None
+
+
+class WithoutMemory:
+    """A socket, of whose next messages Python has no memory for the frame with a number."""
+
+    def __init__(self, socket, frame):
+        self.socket, self.left = socket, frame
+
+    def __getattr__(self, name):
+        return getattr(self.socket, name)
+
+    def recv(self, *flags, **options):
+        received = self.socket.recv(*flags, **options)
+        self.left -= 1
+        if self.left == -1:
+            raise MemoryError
+        return received
+
+
+def test_a_message_without_memory_leaves_no_frames_to_the_next_one(ends):
+    router, dealer = ends
+    send(dealer, [b"hello"])
+    name, _ = receive(router)
+    send(dealer, [b"one", b"two", b"three"])
+    send(dealer, [b"next"])
+    assert receive_from(WithoutMemory(router, 2), (name,)) == ([name], None)
+    assert receive_from(router, (name,)) == ([name, b"next"], None)
+    send(router, [name, b"one", b"two", b"three"])
+    send(router, [name, b"next"])
+    with pytest.raises(MemoryError):
+        receive(WithoutMemory(dealer, 1))
+    assert receive(dealer) == [b"next"]

@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import stat
 import tempfile
 import time
 from pathlib import Path
@@ -27,14 +26,6 @@ def shared_directory(endpoint: str) -> Path:
 def own_directory() -> Path:
     """A directory for this process alone."""
     return Path(tempfile.gettempdir()) / f"gt-compile-{os.getuid()}-{os.getpid()}-{time.monotonic_ns():x}"
-
-
-def make_private(directory: Path) -> None:
-    """Make a directory that only this user can enter. Raises PermissionError for one that somebody else has made."""
-    directory.mkdir(mode=0o700, exist_ok=True)
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
-        raise PermissionError(f"{directory} is not a private directory of this user")
 
 
 def lock(directory: Path, name: str, *, is_shared: bool = False) -> int | None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gt.core.environment import PYTHON, import_environment
+from gt.wire.private_files import make_private
 from gt.wire.process_identity import is_running, start_mark
 from gt.worker.compilation import private_directory
 from gt.worker.compilation.private_directory import LOG, PROCESS, SERVER_LOCK, WORKERS_LOCK
@@ -43,7 +44,7 @@ class ServerProcess:
 
     def join(self) -> bool:
         """Make the directory and become one of its workers. False if the last worker removes it just now."""
-        private_directory.make_private(self._directory)
+        make_private(self._directory)
         if self._share is None:
             self._share = private_directory.lock(self._directory, WORKERS_LOCK, is_shared=True)
         return self._share is not None

@@ -13,8 +13,8 @@ import torch
 
 from gt.core.settings import CompileSettings
 from gt.core.signatures import Input, Signature
+from gt.wire.private_files import make_private
 from gt.worker.compilation.compile_units import CompileAnswer, CompileFailed, CompileUnit, UnitCall
-from gt.worker.compilation.private_directory import make_private
 from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.compilation.server_process import find_compiler
 from tests.subprocesses import finish, start
