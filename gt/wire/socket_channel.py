@@ -31,7 +31,7 @@ from gt.version import __version__
 from gt.wire import shared_memory
 from gt.wire.addresses import LOOPBACK
 from gt.wire.client_channel import CLOSED, Received, Upload
-from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, counted_bytes, encode, read_bytes
+from gt.wire.codec import MAX_INSTRUCTIONS, Decoder, Frame, counted_bytes, encode, numbers_of, read_bytes
 from gt.wire.connections import Link, NoConnection, open_link
 from gt.wire.long_waits import LongWait
 from gt.wire.message_stream import MessageGap, MessageStream
@@ -105,7 +105,6 @@ class SocketChannel:
                     continue
                 with self._lock:
                     frames = self._next_message()
-                self._unacknowledged = 0  # the server counts what it sends from the Welcome on
                 for answer, *_ in self._unpack(frames)[0] if frames is not None else ():
                     if isinstance(answer, Welcome):
                         self._begin(answer)
@@ -240,7 +239,8 @@ class SocketChannel:
             self.fail(self._server.describe_end())
         reads = [answer for answer in answers if isinstance(answer, TensorRead)]
         acks: list[AckRead | AckBytes] = [AckRead(read.request) for read in reads if read_bytes(read) >= COUNTED_BYTES]
-        self._unacknowledged += sum(map(len, frames)) - counted_bytes(answers)
+        if numbers_of(frames).number:  # the server counts the messages that it keeps
+            self._unacknowledged += sum(map(len, frames)) - counted_bytes(answers)
         if self._unacknowledged >= ACKNOWLEDGED_BYTES:
             acks.append(AckBytes(self._unacknowledged))
             self._unacknowledged = 0

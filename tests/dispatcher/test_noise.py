@@ -16,13 +16,16 @@ import zmq
 
 from gt.core.errors import ProtocolError, ServerLost
 from gt.core.messages import (
+    ACKNOWLEDGED_BYTES,
     AckBytes,
     ByteRange,
     CreateTensor,
     FetchTensor,
+    FreeTensors,
     Hello,
     Instruction,
     Refused,
+    Rejected,
     TensorRead,
     Welcome,
     WorkerHostStore,
@@ -34,6 +37,7 @@ from gt.version import __version__
 from gt.wire.codec import Decoder, encode
 from gt.wire.connections import Router, open_link
 from gt.wire.file_descriptors import open_files_limit
+from gt.wire.message_stream import ACKNOWLEDGED_MESSAGES
 from gt.wire.process_identity import this_host
 from gt.wire.server_keys import find_keys
 from gt.wire.socket_channel import SocketChannel
@@ -261,6 +265,25 @@ def test_small_reads_that_are_taken_late_are_all_answered(server):
             fetched += sum([isinstance(received.answer, TensorRead) for received in answers])
             if not answers:
                 channel.wait()
+
+
+def test_a_client_that_sends_much_between_its_small_reads_has_taken_no_more_than_was_sent(server):
+    """The server acknowledges messages that have no answers by messages that it does not count."""
+    _, port = server
+    channel = SocketChannel(endpoint(port), None, server_keys(), 0)
+    with contextlib.closing(channel):
+        session = channel.greet(1, 30).ident
+        channel.send([CreateTensor(own(1, session), ITEM, ByteRange("", ITEM.nbytes), None, 0)], [bytes(ITEM.nbytes)])
+        for number in range(2, 2 + 3 * ACKNOWLEDGED_BYTES // ITEM.nbytes):
+            for _ in range(2 * ACKNOWLEDGED_MESSAGES):
+                channel.send([FreeTensors(())], [])
+            channel.send([FetchTensor(own(number, session), own(1, session))], [])
+            answers, deadline = [], time.monotonic() + 30
+            while not any(isinstance(answer, TensorRead) for answer in answers):
+                assert not any(isinstance(answer, Rejected | Refused) for answer in answers), answers
+                assert time.monotonic() < deadline
+                channel.wait()
+                answers += [received.answer for received in channel.receive()]
 
 
 def test_sent_bytes_count_until_they_are_taken(monkeypatch):
