@@ -7,12 +7,14 @@ op is the first that fails in turn.
 import contextlib
 import gc
 import resource
+import time
 
 import psutil
 import pytest
 import torch
 
 import gt
+from gt.worker.exchange.watched_waits import IDLE_LOOKS, LOOK_SECONDS
 
 MIB = 1 << 20
 COUNT = (
@@ -114,6 +116,21 @@ def test_each_allocation_of_an_op_may_fail(mesh_of_two, name):
         assert "memory" in str(found)
     assert step < STEPS - 1
     assert failures or name in ("upload", "upload of shards", "read"), "only these may find memory of an earlier run"
+
+
+def test_an_exchange_after_a_pause_without_any_memory_ends():
+    """A thread that looks for lost members during an exchange could not begin, and its start was awaited for good."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("GT_TRANSPORT", "gloo")
+        gt.init(workers=2)
+        mesh = gt.mesh((2,), ("x",))
+        x = gt.distribute(torch.arange(5.0), mesh, "x")
+        assert (x * 2).redistribute(mesh, "-").sum().item() == 20
+        time.sleep((IDLE_LOOKS + 10) * LOOK_SECONDS)
+        with limited(0), contextlib.suppress(RuntimeError):
+            x.redistribute(mesh, "-").sum().item()
+        assert (x * 3).redistribute(mesh, "-").sum().item() == 30
+        gt.shutdown()
 
 
 def test_a_write_to_tensors_that_did_not_fit_fails_too_until_one_fits(mesh_of_two):

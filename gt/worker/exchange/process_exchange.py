@@ -98,6 +98,7 @@ class ProcessExchange:
         self.in_flight = InFlightSends(wait_for_collective)
         self._prefetching = None
         self.rendezvous.leave()
+        self._waits.close()
 
     def required_workers(self, members: Sequence[int]) -> tuple[int, ...]:
         """The members, and the worker that hosts the store."""

@@ -15,7 +15,7 @@ from typing import TypeVar
 log = logging.getLogger("gt.worker")
 
 LOOK_SECONDS = 0.05  # between two looks of the thread
-_IDLE_LOOKS = 20  # without a wait, after which the thread ends
+IDLE_LOOKS = 20  # without a wait, after which the thread sleeps until the next one
 _Result = TypeVar("_Result")
 
 
@@ -31,22 +31,28 @@ class _WatchedWait:
 
 class WatchedWaits:
     """The waits of one thread, one at a time. `check` runs in another thread, but never beside code of this one: the
-    lock is held where a wait begins or ends. A thread that would be started for each wait would cost more than most of
-    them; it lives on for a second."""
+    lock is held where a wait begins or ends. That thread begins with the first wait, of a worker that joins, and lives
+    until `close`: where memory is lacking, `Thread.start` may wait without end for a thread that could not begin."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._present: _WatchedWait | None = None
         self._is_watched = False
+        self._is_asleep = False
+        self._is_closed = False
+        self._wake = threading.Lock()  # released to wake the thread
+        self._wake.acquire()
 
     def call(self, function: Callable[[], _Result], check: Callable[[], None], give_up: Callable[[], None]) -> _Result:
         """The result of a function that waits. Raises what `check` raises while it does."""
         watched = _WatchedWait(check, give_up)
         with self._lock:
             self._present = watched
+            self._is_closed = False
             if not self._is_watched:
-                self._is_watched = True
                 threading.Thread(target=self._watch, name="exchange-watch", daemon=True).start()
+                self._is_watched = True
+            self._wake_thread()
         try:
             return function()
         except Exception as error:
@@ -59,15 +65,33 @@ class WatchedWaits:
             with self._lock:
                 self._present = None
 
+    def close(self) -> None:
+        """End the thread. The next wait starts another one."""
+        with self._lock:
+            self._is_closed = True
+            self._wake_thread()
+
+    def _wake_thread(self) -> None:
+        """With the lock."""
+        if self._is_asleep:
+            self._is_asleep = False
+            self._wake.release()
+
     def _watch(self) -> None:
         idle = 0
-        while idle <= _IDLE_LOOKS:
+        while True:
             time.sleep(LOOK_SECONDS)
             with self._lock:
+                if self._is_closed:
+                    self._is_watched = False
+                    return
                 idle = 0 if self._present is not None else idle + 1
                 if self._present is not None and self._present.problem is None:
                     self._look(self._present)
-                self._is_watched = idle <= _IDLE_LOOKS
+                is_idle = self._is_asleep = idle > IDLE_LOOKS
+            if is_idle:
+                self._wake.acquire()
+                idle = 0
 
     def _look(self, wait: _WatchedWait) -> None:
         try:

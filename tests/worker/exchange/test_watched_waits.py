@@ -9,28 +9,35 @@ import pytest
 
 from gt.wire.file_descriptors import shut_down_connections
 from gt.worker.exchange import ProcessExchange, rendezvous
-from gt.worker.exchange.watched_waits import LOOK_SECONDS, WatchedWaits
+from gt.worker.exchange.watched_waits import IDLE_LOOKS, LOOK_SECONDS, WatchedWaits
 from tests.subprocesses import wait_until
 from tests.worker.exchange.transports import exchanges, left
+
+
+@pytest.fixture
+def waits():
+    waits = WatchedWaits()
+    yield waits
+    waits.close()
 
 
 def never():
     raise AssertionError("nothing is lost")
 
 
-def test_a_wait_returns_what_its_function_returns():
-    assert WatchedWaits().call(lambda: 3, lambda: None, never) == 3
+def test_a_wait_returns_what_its_function_returns(waits):
+    assert waits.call(lambda: 3, lambda: None, never) == 3
 
 
-def test_an_error_of_the_function_itself_is_raised():
+def test_an_error_of_the_function_itself_is_raised(waits):
     def fail():
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        WatchedWaits().call(fail, lambda: None, never)
+        waits.call(fail, lambda: None, never)
 
 
-def test_a_wait_is_given_up_when_its_check_raises():
+def test_a_wait_is_given_up_when_its_check_raises(waits):
     ended = threading.Event()
 
     def wait():
@@ -41,18 +48,31 @@ def test_a_wait_is_given_up_when_its_check_raises():
         raise RuntimeError("worker 1 is lost")
 
     with pytest.raises(RuntimeError, match="worker 1 is lost") as error:
-        WatchedWaits().call(wait, check, ended.set)
+        waits.call(wait, check, ended.set)
     assert isinstance(error.value.__cause__, OSError)
 
 
-def test_no_check_runs_beside_the_caller_and_the_thread_ends():
-    waits, checks = WatchedWaits(), []
+def test_no_check_runs_beside_the_caller_and_the_thread_ends_at_close(waits):
+    checks = []
     waits.call(lambda: wait_until(lambda: checks, what="a look"), lambda: checks.append(1), never)
     done = len(checks)
     time.sleep(3 * LOOK_SECONDS)
     assert len(checks) == done
+    waits.close()
     names = lambda: [thread.name for thread in threading.enumerate()]
     wait_until(lambda: "exchange-watch" not in names(), what="the end of the thread")
+    waits.call(lambda: wait_until(lambda: len(checks) > done, what="a look"), lambda: checks.append(1), never)
+
+
+def test_a_wait_after_a_pause_starts_no_thread(monkeypatch, waits):
+    """There may be no memory for one: `Thread.start` then waits without end."""
+    checks = []
+    waits.call(lambda: None, lambda: None, never)
+    monkeypatch.setattr(threading.Thread, "start", never)
+    for pause in (0, (IDLE_LOOKS + 5) * LOOK_SECONDS):
+        time.sleep(pause)
+        checks.clear()
+        waits.call(lambda: wait_until(lambda: checks, what="a look"), lambda: checks.append(1), never)
 
 
 def test_connections_to_a_port_are_shut_down():
