@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from operator import index, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -70,7 +70,7 @@ def _known(mesh: DeviceMesh, axis: Any) -> str:
 def _pairs(mesh: DeviceMesh, axis: str, perm: Iterable[Sequence[int]]) -> Pairs:
     size = mesh.axis_size(_known(mesh, axis))
     try:
-        pairs = tuple([(int(source), int(target)) for source, target in perm])
+        pairs = tuple([(index(source), index(target)) for source, target in perm])
     except (TypeError, ValueError):
         raise LayoutError(f"perm={perm!r} is no list of pairs (source, destination) of indices") from None
     for ends in zip(*pairs, strict=True):

@@ -159,7 +159,7 @@ class DeviceMesh:
                 raise LayoutError(f"submesh() takes a shape and an offset, or {', '.join(fixed)}=, and not both")
             return self._rectangle(shape, offset)
         for axis, along in fixed.items():
-            if not 0 <= along < self.axis_size(self._axis(axis)):
+            if along not in range(self.axis_size(self._axis(axis))):
                 raise LayoutError(f"axis {axis!r} of mesh {self} has coordinates 0 to {self.axis_size(axis) - 1}")
         kept = [position for position, axis in enumerate(self.axis_names) if axis not in fixed]
         workers = [

@@ -83,6 +83,7 @@ def test_empty_tensors(shape):
         ("x", [(0, 2)], "are the indices 0 to 1"),
         ("x", [0, 1], "is no list of pairs"),
         ("x", None, "is no list of pairs"),
+        ("x", [(0.5, 1)], "is no list of pairs"),
     ],
 )
 def test_pairs_that_make_no_sense(axis, pairs, message):

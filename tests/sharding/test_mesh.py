@@ -116,6 +116,7 @@ def test_a_submesh_is_a_part_of_the_grid(mesh, data):
         (lambda: DeviceMesh([-2, -2], ["dp", "tp"]), r"its shape cannot be \(-2, -2\)"),
         (lambda: GRID.submesh(pp=0), r"mesh \(dp=2, tp=3\) has no axis 'pp'; it has dp, tp"),
         (lambda: GRID.submesh(tp=3), r"axis 'tp' of mesh \(dp=2, tp=3\) has coordinates 0 to 2"),
+        (lambda: GRID.submesh(tp=0.5), r"axis 'tp' of mesh \(dp=2, tp=3\) has coordinates 0 to 2"),
         (lambda: GRID.submesh(tp=-1), "coordinates 0 to 2"),
         (lambda: GRID.submesh((2, 2), (0, 2)), r"mesh \(dp=2, tp=3\) has no part of shape \(2, 2\) at offset \(0, 2\)"),
         (lambda: GRID.submesh((0, 1)), r"no part of shape \(0, 1\)"),
