@@ -16,7 +16,7 @@ from gt.client.interrupts import require_outside
 from gt.client.storage import CONJUGATE, NEGATE, Storage, TensorRef, reinterpreted, view_of
 from gt.client.torch_patches.dispatch import tree_leaves
 from gt.client.torch_patches.tensors import make_handle, set_conjugated, set_metadata, set_negated
-from gt.core.messages import QueryOp, RunOp
+from gt.core.messages import Queried, QueryOp, RunOp
 from gt.core.meta import TensorMeta
 from gt.core.signatures import ViewStep
 
@@ -240,7 +240,7 @@ class QueryCall:
             self.on_geometries([geometry_from_meta(m) if isinstance(m, TensorMeta) else None for m in answer.results])
         returned = self.returned(_handles(cls, session, query.first, answer.results), args, kwargs or {})
         if after_query is not None:
-            after_query(query)
+            after_query(query, answer)
         return returned
 
 
@@ -287,4 +287,5 @@ def draw_key(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
 
 
 before_draw: Callable[[torch.Generator | None], None] | None = None  # called with the generator of each key
-after_query: Callable[[QueryOp], None] | None = None  # called with each query that was answered without an error
+# called with each query that was answered without an error, and the answer
+after_query: Callable[[QueryOp, Queried], None] | None = None

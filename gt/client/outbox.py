@@ -216,6 +216,11 @@ class Outbox:
             count = 0
         self._counted = count
 
+    def due_frees(self) -> tuple[int, ...]:
+        """The dead tensors that are freed after the next instruction."""
+        self._count_dead()
+        return tuple(map(_read_id, self._dead)) if self._dead_cost >= FREE_BYTES else ()
+
     def hold_collected(self) -> None:
         """Free only those storages from now on that `pass_on` names."""
         self._dead = deque()

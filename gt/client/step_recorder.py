@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.optimizer import Optimizer
 
-from gt.client import active_session
+from gt.client import active_session, cached_calls
 from gt.client.compilation.compiled_function import CompiledFunction
 from gt.client.model_layout import apply_hooks, hook_all_gathers, unhook
 from gt.client.outbox import BuildInstruction, Outbox
@@ -24,7 +24,7 @@ from gt.client.storage import Storage, TensorRef
 from gt.client.tensor import Tensor, to_gt
 from gt.client.torch_patches.dispatch import tree_leaves, tree_map
 from gt.core.errors import SessionError
-from gt.core.messages import CreateTensor, Instruction, QueryOp, RunOp
+from gt.core.messages import CreateTensor, Instruction, Queried, QueryOp, RunOp
 from gt.core.meta import TensorMeta
 from gt.core.signatures import PolicyRecord
 from gt.sharding.optimizer.recorded_steps import ENTER, GRADIENT, INPUT, LEAVE, OUTPUT, ModuleMark, RecordedSteps
@@ -191,6 +191,7 @@ class _Recorder:
         self._marks: list[ModuleMark] = []
         self._starts: list[tuple[int, int]] = []
         self._instructions: list[Instruction] = []
+        self._answers: dict[int, Queried] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._outbox, name)
@@ -198,12 +199,14 @@ class _Recorder:
     def __enter__(self) -> _Recorder:
         self._session.outbox = self  # type: ignore[assignment]
         self._session.is_traced = True
+        cached_calls.after_query = self._note_answer
         self._outbox.flush()
         self._outbox.record_times(MAX_INSTRUCTIONS)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._session.outbox, self._session.is_traced = self._outbox, False
+        cached_calls.after_query = None
         self._outbox.flush()
         self._instructions = [instruction for _, instruction in self._outbox.take_times()]
 
@@ -233,16 +236,21 @@ class _Recorder:
     def begin_step(self) -> None:
         self._starts.append((self._position, len(self._marks)))
 
+    def _note_answer(self, query: QueryOp, answer: Queried) -> None:
+        self._answers[query.request] = answer
+
     def mark(self, kind: str, module: str) -> None:
         self._marks.append(ModuleMark(self._position, kind, module))
 
-    def mark_tensor(self, kind: str, module: str, tensor: Any) -> None:
+    def mark_tensor(self, kind: str, module: str, tensor: Any, *, is_upload: bool = False) -> None:
+        """Note a tensor that a run places in a layout, by an instruction, unless it is uploaded in it."""
         if isinstance(tensor, Tensor) and tensor._ref.session is self._session:
             ref = tensor._ref
             steps = ref.path.steps if ref.path is not None else ()
             meta = ref.geometry.meta()
             self._metas.setdefault(ref.storage.id, ref.storage.geometry.meta())
-            self._marks.append(ModuleMark(self._position, kind, module, ref.storage.id, tuple(steps), meta))
+            dead = () if is_upload else self._outbox.due_frees()
+            self._marks.append(ModuleMark(self._position, kind, module, ref.storage.id, tuple(steps), meta, dead))
 
     def finish(
         self,
@@ -270,6 +278,7 @@ class _Recorder:
             owners,
             sites,
             _scopes(session),
+            self._answers,
         )
 
     def _require_known_shapes(self, step: Sequence[Instruction]) -> None:
@@ -298,8 +307,9 @@ class _Hooks:
 
     def _noted_input(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.dim():
-            value = to_gt(value)
-            self._recorder.mark_tensor(INPUT, self._name, value)
+            moved = to_gt(value)
+            self._recorder.mark_tensor(INPUT, self._name, moved, is_upload=moved is not value)
+            return moved
         return value
 
     def leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:

@@ -184,9 +184,10 @@ class OpInstructions:
         places: bool,
         in_use: tuple[int, ...],
     ) -> int:
+        """The whole tensor. Most queries are asked once, to learn the shapes of an op that is cut in later calls."""
         target = whole(mesh, len(self._state.tensor(ident).meta.shape))
         return self._redistributor.in_layout(
-            session, ident, target, record.signature.op, query.site, places=places, in_use=in_use
+            session, ident, target, record.signature.op, query.site, places=places, in_use=in_use, recurs=False
         )
 
     def _must_gather(self, ident: int, mesh: DeviceMesh) -> bool:

@@ -117,12 +117,14 @@ class Redistributor:
         keep: bool = False,
         places: bool = False,
         in_use: Collection[int] = (),
+        recurs: bool = True,
     ) -> int:
         """The id of a tensor in the layout that an op needs. A new copy stays until the tensor is freed or written, or
         until it is dropped to make room for another one. Copies that are `in_use`, by the same op, are not dropped.
 
         The moved tensor replaces the original if the original is partial, or is not placed and the scope `places` it
-        (`TensorRecord.may_move_to`); but not if the op needs the original too (`keep`) or only a part of it.
+        (`TensorRecord.may_move_to`); but not if the op needs the original too (`keep`) or only a part of it. Unless the
+        need `recurs`, the module that runs does not gather the tensor ahead of its next run.
         """
         tensor = self._state.tensor(ident)
         if tensor.spec is spec:
@@ -146,7 +148,8 @@ class Redistributor:
             return ident
         else:
             self._state.add_copy(ident, spec, copy)
-            self._state.note_need(session, ident, TensorMove(tensor.meta, tensor.spec, spec))
+            if recurs:
+                self._state.note_need(session, ident, TensorMove(tensor.meta, tensor.spec, spec))
         return copy
 
     def make_room(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gt.core.errors import GTError
@@ -25,6 +25,8 @@ from gt.core.messages import (
     NoteGradient,
     OpFailed,
     PlaceTensor,
+    Queried,
+    QueryOp,
     Redistribute,
     Rejected,
     RunOp,
@@ -48,7 +50,7 @@ from gt.sharding.view_layouts import base_layout
 from gt.signals.config import ModelConfig
 from gt.signals.resolution import resolve_activation, resolve_spec
 
-_REPLAYED = (RunOp, Redistribute, FreeTensors, NoteGradient, BeginStep, EndStep)
+_REPLAYED = (RunOp, QueryOp, Redistribute, FreeTensors, NoteGradient, BeginStep, EndStep)
 
 
 class CollectiveCost(NamedTuple):
@@ -66,8 +68,8 @@ class CollectiveCost(NamedTuple):
 
 
 class ReplayedStep(NamedTuple):
-    """The cost of a step as the dispatcher plans it. `peak` are the most bytes that a worker holds at any time,
-    `modules` the time of computation in each module."""
+    """The cost of a step as the dispatcher plans it. `peak` are the most bytes that a worker holds at any time of all
+    recorded steps, `modules` the time of computation in each module."""
 
     compute_seconds: float
     collectives: tuple[CollectiveCost, ...]
@@ -182,14 +184,14 @@ class _Replay:
         return ReplayedStep(self._timeline.compute_seconds, collectives, self._peak, dict(self._modules))
 
     def _begin_measuring(self) -> None:
-        self._timeline, self._peak = StepTimeline(self._machine.overlap), 0
+        self._timeline = StepTimeline(self._machine.overlap)
         self._collectives.clear()
         self._modules.clear()
 
     def _preamble(self) -> Iterator[Instruction]:
         """Definitions, and the tensors that exist before the steps."""
         steps = self._steps
-        used = {each.op_id for each in steps.instructions if isinstance(each, RunOp)}
+        used = {each.op_id for each in steps.instructions if isinstance(each, RunOp | QueryOp)}
         yield from [DefineOp(op_id, steps.signatures[op_id]) for op_id in sorted(used)]
         yield from [DefineScope(ident, name, policy) for ident, (name, policy) in steps.scopes.items()]
         made: set[int] = set()
@@ -199,7 +201,7 @@ class _Replay:
                     made.add(ident)
                     layout = self._layouts.get(ident, steps.layouts.get(ident))
                     yield _create(ident, steps.metas[ident], layout)
-            made.update(_created(instruction))
+            made.update(_created(instruction, steps.answers))
 
     def _translated(self, instruction: Instruction) -> Iterator[Instruction]:
         if isinstance(instruction, _REPLAYED):
@@ -237,6 +239,7 @@ class _Replay:
             spec = self._activation_layout(mark)
             if spec is not None:
                 yield PlaceTensor(mark.ident, spec.record(), 0)
+                yield FreeTensors(mark.dead)
 
     def _activation_layout(self, mark: ModuleMark) -> ShardingSpec | None:
         entry = self._config.output_for(mark.module) if mark.kind in (OUTPUT, GRADIENT) else None
@@ -262,10 +265,17 @@ class _Replay:
         for instruction in batch:
             for message in self._dispatcher.instruct(self._session, [instruction], ()):
                 self._price(message, site)
+            if isinstance(instruction, QueryOp):
+                self._answer(instruction)
             state = self._dispatcher.state
             alone = [held for mesh, held in state.bytes_on.items() if mesh.size == 1]
             shared = sum([held for mesh, held in state.bytes_on.items() if mesh.size > 1])
             self._peak = max(self._peak, shared + max(alone, default=0))
+
+    def _answer(self, query: QueryOp) -> None:
+        """Give the recorded answer of each worker to a query."""
+        for worker in sorted(self._dispatcher.state.pending[query.request].waiting_for):
+            self._dispatcher.report(worker, self._steps.answers[query.request], None)
 
     def _price(self, message: Outgoing, site: int) -> None:
         if isinstance(message, ToClient):
@@ -399,16 +409,19 @@ def _create(ident: int, meta: TensorMeta, layout: ShardingSpec | None, site: int
 
 def _named(instruction: Instruction) -> tuple[int, ...]:
     """The tensors that an instruction needs."""
-    if isinstance(instruction, RunOp):
+    if isinstance(instruction, RunOp | QueryOp):
         return instruction.inputs
     if isinstance(instruction, Redistribute):
         return (instruction.input,)
     return (instruction.gradient, instruction.parameter) if isinstance(instruction, NoteGradient) else ()
 
 
-def _created(instruction: Instruction) -> tuple[int, ...]:
+def _created(instruction: Instruction, answers: Mapping[int, Queried]) -> tuple[int, ...]:
     if isinstance(instruction, RunOp):
         return instruction.outputs
+    if isinstance(instruction, QueryOp):
+        results = len(answers[instruction.request].results)
+        return (*instruction.written, *range(instruction.first, instruction.first + results))
     if isinstance(instruction, CreateTensor):
         return (instruction.id,)
     return (instruction.output,) if isinstance(instruction, Redistribute) else ()

@@ -240,11 +240,6 @@ PROGRAMS = {
 }
 
 
-# Steps whose bytes differ. The first one sends what is sent once, and in the second one modules gather what their ops
-# used in the first.
-WARM_UP = {"bags": 2}
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_is_planned_and_runs_as_predicted(name, tmp_path):
     make_model, make_step, args = PROGRAMS[name]
@@ -264,14 +259,14 @@ def test_a_program_is_planned_and_runs_as_predicted(name, tmp_path):
             loss = ours(*args)
         tolerance = 2e-2 if name == "bfloat16" else 1e-4
         torch.testing.assert_close(loss.detach().cpu(), theirs(*args).detach(), rtol=tolerance, atol=tolerance)
-        assert number < WARM_UP.get(name, 1) or c.bytes == plan.bytes
+        assert not number or c.bytes == plan.bytes  # the first step also sends what is sent once
 
 
 HELD = ["adam", "fused sgd", "muon", "accumulation", "clipping", "closure", "frozen", "recomputed", "called twice"]
 
 
 @pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("name", [*HELD, "tied", "written buffers"])
+@pytest.mark.parametrize("name", [*HELD, "tied", "written buffers", "convolutions", "gru", "lstm", "bags"])
 def test_a_worker_holds_the_predicted_memory(name, compiles, monkeypatch):
     """The most of several steps: repeated ones, which free tensors earlier, may hold less."""
     monkeypatch.setattr("gt.client.outbox.FREE_BYTES", 1)  # small models: tensors are freed at once, not by 128 KiB
@@ -281,7 +276,7 @@ def test_a_worker_holds_the_predicted_memory(name, compiles, monkeypatch):
         step = make_step(gt.to(make_model()))
         return gt.compile(step) if compiles else step
 
-    gt.init(workers=4, mode="shapes")
+    gt.init(workers=4, mode="virtual" if name in ("lstm", "bags") else "shapes")
     plan = gt.auto_shard(make(), *args, mesh="2x2", machine=MACHINE, seconds=1.0)
     gt.shutdown()
     gt.init(workers=4, mode="virtual")

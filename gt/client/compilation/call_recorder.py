@@ -38,6 +38,7 @@ from gt.core.messages import (
     Instruction,
     NoteGradient,
     PlaceTensor,
+    Queried,
     QueryOp,
     Redistribute,
     RunOp,
@@ -260,7 +261,7 @@ class CallRecorder:
             self._refusal("reads a value from the workers", "return the tensor and read it after the call")
         )
 
-    def _refuse_query(self, query: QueryOp) -> None:
+    def _refuse_query(self, query: QueryOp, _: Queried) -> None:
         """Refuse an op that waits for a worker in each call. A wrong call is a query too, whose answer is torch's own
         error: so a query is refused after its answer."""
         op = self._session.signatures[query.op_id].op

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gt.core.messages import Instruction
+from gt.core.messages import Instruction, Queried
 from gt.core.meta import TensorMeta
 from gt.core.signatures import PolicyRecord, Signature, ViewStep
 from gt.sharding.spec import ShardingSpec
@@ -20,6 +20,7 @@ class ModuleMark(NamedTuple):
     - `kind`: the module begins or ends its forward (enter, leave); the tensor `ident`, or the view of it that `view`
       makes, is an input of the model (input), a result of the module (output), or the gradient of a result (gradient)
     - `meta`: that of the input, result or gradient
+    - `dead`: the tensors that are freed if an instruction is sent here
     """
 
     position: int
@@ -28,6 +29,7 @@ class ModuleMark(NamedTuple):
     ident: int = 0
     view: tuple[ViewStep, ...] = ()
     meta: TensorMeta | None = None
+    dead: tuple[int, ...] = ()
 
 
 class RecordedSteps(NamedTuple):
@@ -42,6 +44,7 @@ class RecordedSteps(NamedTuple):
     - `owners`: the modules that have their own parameters and buffers, with the names of these
     - `sites`: lines of the program, by id
     - `scopes`: signal scopes, by id: the name and the policy
+    - `answers`: those of the queries, by request
     """
 
     instructions: tuple[Instruction, ...]
@@ -56,3 +59,4 @@ class RecordedSteps(NamedTuple):
     owners: Mapping[str, tuple[str, ...]]
     sites: Mapping[int, str]
     scopes: Mapping[int, tuple[str, PolicyRecord | None]]
+    answers: Mapping[int, Queried]
