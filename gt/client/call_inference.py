@@ -182,6 +182,7 @@ def _query_call(new: UncachedCall, template: CallTemplate) -> QueryCall:
         present = tuple(output for output in outputs if output is not None)
         restore = _returned(op, lambda values: _structure(op)(_with_gaps(outputs, values)))
         session.cache_call(key, WriteCall(op_id, present, template.writes, restore, template.random))
+        session.asked.add(key)
 
     op_id = session.define(template.signature(op, ()))
     on_geometries = cache_inferred if op.needs_worker_shape else None

@@ -88,6 +88,7 @@ class Session:
       lost
     - `alone`: the session never had more than one worker; `embedded`: its only worker is in this process
     - `cached_calls`: the calls that were inferred before, by op, geometries and constants; `calls_inferred` counts them
+    - `asked`: the keys of those whose geometries a worker has told
     - `rule_inference`: infers calls that differ from inferred ones in sizes only
     - `scope_resolver`: finds the signal scope of each op; None if no op has one
     - `computes`: False if ops are only planned, so that no tensor has a value; `assumed` are the ops whose shapes a
@@ -115,6 +116,7 @@ class Session:
         self.embedded = self.alone and not channel.is_asynchronous
         self.computes = computes
         self.assumed: set[str] = set()
+        self.asked: set[tuple[Any, ...]] = set()
         self.on_cpu = all(worker.device == "cpu" for worker in welcome.workers)
         self.scope_resolver: ScopeResolver | None = None
         self.cached_calls: dict[tuple[Any, ...], Any] = {}

@@ -125,6 +125,8 @@ def record_steps(step: Callable[..., Any], args: Sequence[Any], objects: StepObj
     layouts = {ref.id: locate(ref) for ref in _storages(session, known)}
     named = {name: tensor._ref.storage.id for name, tensor in parameters.items()}
     before = {ident: parameter._ref.storage.id for ident, (_, parameter) in states.items()}
+    for key in session.asked:  # the first step asks again, as in a run
+        session.cached_calls.pop(key, None)
     recorder = _Recorder(session)
     with recorder, _hooked(objects.model, recorder):
         for _ in range(STEPS):
