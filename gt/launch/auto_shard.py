@@ -92,6 +92,7 @@ def _plan(
     calibration = machine or stored_calibration() or Calibration()
     meshes = _meshes(mesh, fixed, are_axes_alike=not calibration.axes)
     show("recording the step")
+    is_compiled = isinstance(step, CompiledFunction)
     steps = record_steps(step.uncompiled() if isinstance(step, CompiledFunction) else step, args, objects)
     if limit is not None:
         require_known_memory(steps)
@@ -113,7 +114,8 @@ def _plan(
             f"no layout was found in which a worker holds at most {limit:,} bytes; the smallest of those compared "
             f"takes {found[-1].cost.peak:,}. Allow more memory, use more workers, or smaller batches"
         )
-    return Plan(search, list(filter(search.fits, found)), steps, program, calibration, limit, objects)
+    fitting = list(filter(search.fits, found))
+    return Plan(search, fitting, steps, program, calibration, limit, objects, is_compiled=is_compiled)
 
 
 def parse_bytes(amount: float | str) -> int:

@@ -7,6 +7,7 @@ import fnmatch
 import html
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -100,6 +101,8 @@ class Plan:
         machine: Calibration,
         limit: int | None,
         objects: StepObjects,
+        *,
+        is_compiled: bool,
     ) -> None:
         self._search = search
         self._steps = steps
@@ -109,14 +112,11 @@ class Plan:
         self.limit = limit
         self.candidates = tuple(sorted(candidates, key=lambda each: each.cost.seconds))
         self._best = self.candidates[0]
+        self.config = replace(self._best.config, eager_memory=None if is_compiled else limit)
 
     @property
     def mesh(self) -> DeviceMesh:
         return self._best.mesh
-
-    @property
-    def config(self) -> ModelConfig:
-        return self._best.config
 
     @property
     def cost(self) -> float:

@@ -20,8 +20,8 @@ ALL: Final = "all"
 """In place of a list of workers: those that are connected, however many there are."""
 MODEL = "model"
 """The one section of a file that is not a signal."""
-INPUTS, OUTPUTS = "inputs", "outputs"
-RESERVED = ("mesh", "workers", INPUTS, OUTPUTS)
+INPUTS, OUTPUTS, EAGER_MEMORY = "inputs", "outputs", "eager_memory"
+RESERVED = ("mesh", "workers", INPUTS, OUTPUTS, EAGER_MEMORY)
 """The keys of the model section that are not patterns."""
 
 MAX_NAME = 512
@@ -107,6 +107,11 @@ def worker_problems(workers: object, mesh: object) -> list[Problem]:
             text = f"mesh {show_mesh(pairs)} has {needed} places and workers names {len(workers)}; give each place one"
             found.append(Problem(("workers",), text))
     return found
+
+
+def memory_problems(memory: object) -> Iterator[Problem]:
+    if memory is not None and (as_int(memory) or 0) < 1:
+        yield Problem((EAGER_MEMORY,), f"{EAGER_MEMORY} has to be a number of bytes, not {show(memory)}")
 
 
 def _worker_list_problems(workers: object) -> Iterator[Problem]:

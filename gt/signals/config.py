@@ -22,6 +22,7 @@ from gt.signals.checks import (
     Problem,
     dims_problems,
     is_list,
+    memory_problems,
     mesh_axes,
     name_problem,
     pairs_of,
@@ -187,6 +188,7 @@ class ModelConfig:
     - `source`: the file and line of the configuration; empty for Python
     - `inputs`: the layout of the tensors that the model is called with; None: as they are
     - `outputs`: by pattern, the layout of the results of modules and of their gradients
+    - `eager_memory`: the bytes of a worker within which an eager step is planned; None: no limit, or a compiled step
 
     >>> model = gt.ModelConfig(mesh={"tp": 2}, parameters={"*.weight": ["tp", None]}, modules={"layers.0": "first"})
     >>> model.spec_for("layers.0.weight").dims, model.scope_for("layers.0.mlp").signal
@@ -200,6 +202,7 @@ class ModelConfig:
     source: str = field(compare=False)
     inputs: AxesPerDim | None
     outputs: tuple[OutputEntry, ...]
+    eager_memory: int | None = field(compare=False)
 
     @ends_on_users_line
     def __init__(
@@ -211,6 +214,7 @@ class ModelConfig:
         source: str = "",
         inputs: DimsArgument | None = None,
         outputs: Mapping[str, DimsArgument] | Iterable[OutputEntry] = (),
+        eager_memory: int | None = None,
     ) -> None:
         if isinstance(parameters, Mapping):
             parameters = [ParameterEntry(pattern, dims) for pattern, dims in parameters.items()]  # type: ignore[arg-type]
@@ -219,7 +223,8 @@ class ModelConfig:
         if isinstance(outputs, Mapping):
             outputs = [OutputEntry(pattern, dims) for pattern, dims in outputs.items()]  # type: ignore[arg-type]
         parameters, modules, outputs = tuple(parameters), tuple(modules), tuple(outputs)
-        _raise_problems("ModelConfig", model_problems(mesh, workers, parameters, modules, inputs, outputs))
+        problems = model_problems(mesh, workers, parameters, modules, inputs, outputs, eager_memory)
+        _raise_problems("ModelConfig", problems)
         _set_fields(
             self,
             mesh=_mesh(mesh),
@@ -229,6 +234,7 @@ class ModelConfig:
             source=source,
             inputs=None if inputs is None else normalise_dims(inputs),
             outputs=tuple([OutputEntry(e.pattern, normalise_dims(e.dims), e.source) for e in outputs]),
+            eager_memory=eager_memory,
         )
 
     def spec_for(self, name: str) -> ParameterEntry | None:
@@ -265,6 +271,7 @@ def model_problems(
     modules: Sequence[ModuleEntry],
     inputs: object = None,
     outputs: Sequence[OutputEntry] = (),
+    eager_memory: object = None,
 ) -> Iterator[Problem]:
     """The problems of the arguments of a ModelConfig. The path of an entry begins with its pattern, that of an output
     with `outputs` before it."""
@@ -283,6 +290,7 @@ def model_problems(
         for path, text in pattern_problems(output.pattern):
             yield Problem((OUTPUTS, *path), text)
         yield from dims_problems((OUTPUTS, output.pattern), output.dims, axes)
+    yield from memory_problems(eager_memory)
 
 
 def at(source: str) -> str:

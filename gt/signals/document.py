@@ -181,6 +181,8 @@ def _lines(config: ModelConfig, notes: Mapping[str, str]) -> Iterator[str]:
         yield "  outputs:"
         for output in config.outputs:
             yield _entry("    ", output.pattern, dims_text(output.dims), notes)
+    if config.eager_memory is not None:
+        yield f"  eager_memory: {config.eager_memory}"
 
 
 def _entry(indent: str, pattern: str, value: str, notes: Mapping[str, str]) -> str:

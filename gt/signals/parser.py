@@ -9,6 +9,7 @@ from pathlib import Path
 from gt.core.errors import SignalError, nearest
 from gt.signals.backward_signals import backward_cycles, cycle_text
 from gt.signals.checks import (
+    EAGER_MEMORY,
     INPUTS,
     MODEL,
     OUTPUTS,
@@ -155,7 +156,7 @@ def _model_problems(value: Plain, names: Collection[str]) -> Iterator[Problem]:
     if outputs is not None and not isinstance(outputs, dict):
         yield Problem((OUTPUTS,), f"{OUTPUTS} has to be a mapping of patterns to layouts, not {show(outputs)}")
     given = value.get("mesh"), value.get("workers"), parameters, modules, value.get(INPUTS), _outputs(value)
-    for path, text in model_problems(*given):
+    for path, text in model_problems(*given, value.get(EAGER_MEMORY)):
         yield Problem(path, text + (_hint(path[0]) if path and path[0] not in RESERVED else ""))
     for module in modules:
         if module.signal not in names and not name_problem(module.signal, ""):
@@ -209,6 +210,7 @@ def _build(document: Document, file: str) -> Config:
         source(MODEL),
         value.get(INPUTS),
         [OutputEntry(e.pattern, normalise_dims(e.dims), source(MODEL, OUTPUTS, e.pattern)) for e in _outputs(value)],
+        value.get(EAGER_MEMORY),
     )
     return Config(signals, model)
 

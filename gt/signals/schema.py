@@ -9,6 +9,7 @@ from gt.core.meta import MAX_DIMS
 from gt.signals.checks import (
     ALL,
     AXIS_NAME,
+    EAGER_MEMORY,
     INPUTS,
     MAX_AXES,
     MAX_NAME,
@@ -120,6 +121,11 @@ _MODEL_SECTION: Json = {
         "mesh": {"$ref": "#/$defs/mesh"},
         "workers": {"$ref": "#/$defs/workers"},
         INPUTS: {"description": "the layout of the tensors that the model is called with", "$ref": "#/$defs/dims"},
+        EAGER_MEMORY: {
+            "description": "the bytes of a worker within which an eager step is planned",
+            "type": "integer",
+            "minimum": 1,
+        },
         OUTPUTS: {
             "description": "the layouts of the results of modules, by patterns of names",
             "type": "object",

@@ -300,3 +300,32 @@ def test_a_limit_is_refused_where_only_workers_know_the_memory():
     gt.init(workers=4, mode="virtual")
     step = make_step(gt.to(make_model()))
     assert gt.auto_shard(step, *args, mesh="2x2", memory="1 GB", machine=MACHINE, seconds=1.0).memory > 100_000
+
+
+def test_compiling_a_step_that_was_planned_eagerly_tells_what_it_adds(tmp_path):
+    make_model, make_step, args = PROGRAMS["adam"]
+    gt.init(workers=4, mode="shapes")
+    for compiles in (False, True):
+        step = make_step(gt.to(make_model()))
+        plan = gt.auto_shard(
+            gt.compile(step) if compiles else step, *args, mesh="2x2", memory="100 kB", machine=MACHINE
+        )
+        plan.to_yaml(tmp_path / f"{compiles}.yaml")
+    gt.shutdown()
+    gt.init(workers=4, mode="virtual")
+    gt.load_config(tmp_path / "False.yaml")
+    step = gt.compile(make_step(gt.to(make_model())))
+    with pytest.warns(RuntimeWarning, match=r"holds its plain arguments, 8.19 kB, .* within 100 kB .*") as seen:
+        step(*args)
+    assert seen[0].filename == __file__
+    step(*args)  # once
+    gt.compile(make_step(gt.to(make_model())))(*map(gt.to, args))  # holds what the eager step holds
+    gt.load_config(tmp_path / "True.yaml")
+    gt.compile(make_step(gt.to(make_model())))(*args)
+
+
+def test_a_plan_counts_queries_that_the_session_has_asked_before():
+    make_model, make_step, args = PROGRAMS["bags"]
+    gt.init(workers=4, mode="virtual")
+    first, second = [gt.auto_shard(make_step(gt.to(make_model())), *args, mesh="2x2", machine=MACHINE) for _ in "12"]
+    assert first.memory == second.memory

@@ -16,6 +16,7 @@ from gt.client.compilation.specialization import MAX_ATTEMPTS, Specialization
 from gt.client.compilation.specialization_table import MAX_SPECIALIZATIONS, SpecializationTable
 from gt.client.torch_patches.autograd_nodes import current_node
 from gt.client.torch_patches.dispatch import current_dispatch_modes
+from gt.core.readable_units import print_bytes
 from gt.core.tracebacks import ends_on_users_line
 from gt.signals.registry import registry
 
@@ -23,6 +24,7 @@ P = ParamSpec("P")
 Rest = ParamSpec("Rest")
 R = TypeVar("R")
 
+_UNCOUNTED = 0.05  # share of a limit of memory by which a plan may differ from a run
 _PATIENCE = 4  # calls that are recorded without a reason: the first one makes state, and three others agree
 _recording = Lock()  # held by the thread that records a call
 _recording_thread = 0
@@ -78,6 +80,7 @@ class CompiledFunction(Generic[P, R]):
         self._lock = RLock()
         self._specializations = SpecializationTable()
         self._told: list[str] = []
+        self._told_of_memory = False
         self._obstacle = ""  # why the last calls did not bring a recording nearer that can be repeated
         self._last_arguments: tuple[Any, ...] = ()  # of the last recorded call, described
         self.recorded = 0
@@ -138,6 +141,7 @@ class CompiledFunction(Generic[P, R]):
         finally:
             _recording_thread = 0
             _recording.release()
+        self._tell_of_memory(call)
         if reason:
             self._tell(reason)
         self._note_obstacle(specialization, call)
@@ -166,8 +170,27 @@ class CompiledFunction(Generic[P, R]):
         if reason in self._told:
             return
         self._told.append(reason)
-        name = getattr(self._function, "__qualname__", type(self._function).__name__)
-        warnings.warn(f"gt.compile {fact.format(name)}: {reason}", RuntimeWarning, stacklevel=5)
+        warnings.warn(f"gt.compile {fact.format(self._title)}: {reason}", RuntimeWarning, stacklevel=5)
+
+    def _tell_of_memory(self, call: CallArguments) -> None:
+        """Warn once if a plan within a limit of memory does not count the arguments that the function holds."""
+        model = registry.current().model
+        limit = None if model is None else model.eager_memory
+        nbytes = sum([moved._ref.storage.geometry.nbytes for _, moved in call.moved])
+        if limit is None or nbytes <= _UNCOUNTED * limit or self._told_of_memory:
+            return
+        self._told_of_memory = True
+        warnings.warn(
+            f"gt.compile: {self._title} holds its plain arguments, {print_bytes(nbytes)}, until it ends, each whole on "
+            f"one worker. The layouts were planned within {print_bytes(limit)} of memory for a step that is not "
+            "compiled, and do not count that: pass the compiled function to gt.auto_shard, or call it with GT tensors",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+    @property
+    def _title(self) -> str:
+        return getattr(self._function, "__qualname__", type(self._function).__name__)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._specializations.is_method = True
