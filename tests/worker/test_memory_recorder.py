@@ -152,3 +152,16 @@ def test_memory_of_worker_processes(two_processes):
         y = x.redistribute(placements=[gt.Replicate()])
     assert {worker: memory.live.originals for worker, memory in m.workers.items()} == {0: 192, 1: 192}
     assert x.shape == y.shape
+
+
+@pytest.mark.parametrize("backend", ["pytorch", "numpy"])
+def test_an_empty_part_of_a_split_keeps_no_memory(backend):
+    """The columns of the first part are on the first two workers."""
+    gt.init(workers=4, mode="virtual", backend=backend)
+    x = gt.ones(8, 12, mesh=gt.mesh((4,), ("tp",)), placements="-, tp")
+    first = torch.unsafe_chunk(x, 3, 1)[0]
+    del x
+    with gt.debug.memory() as m:
+        assert first.shape == (8, 4)
+    assert [m.workers[worker].live.total for worker in (2, 3)] == [0, 0]
+    gt.shutdown()

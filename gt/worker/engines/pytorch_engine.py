@@ -247,10 +247,10 @@ class PyTorchEngine:
         return value
 
     def with_strides(self, value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-        if value.stride() == stride:
+        if value.stride() == stride and (value.numel() or not value.untyped_storage().nbytes()):
             return value
         self.restrided += 1
-        if same_places(value.shape, value.stride(), stride):
+        if value.numel() and same_places(value.shape, value.stride(), stride):
             return value.as_strided(value.shape, stride)
         self.reserve(value.nbytes)
         return _copy_with_strides(stride, value)
