@@ -6,10 +6,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from gt.core.errors import GTError
 from gt.core.ids import is_dispatcher_id, session_of
+from gt.core.message_fields import id_fields
 from gt.core.messages import (
     BeginModule,
     BeginStep,
@@ -36,7 +38,7 @@ from gt.core.messages import (
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.core.signatures import Compute, Move, Program, ProgramStep, Signature, Whole
 from gt.dispatcher.dispatcher import Dispatcher
-from gt.dispatcher.message_queue import Outgoing, ToClient
+from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.sharding.calibration import Calibration, step_seconds
 from gt.sharding.op_calls import OpCall
 from gt.sharding.optimizer.op_strategies import call_seconds
@@ -44,7 +46,7 @@ from gt.sharding.optimizer.recorded_steps import ENTER, GRADIENT, INPUT, LEAVE, 
 from gt.sharding.optimizer.step_timeline import StepTimeline
 from gt.sharding.reshard import plan_reshard
 from gt.sharding.rules import rule_of
-from gt.sharding.spec import DeviceMesh, ShardingSpec, largest_local_shape, spec_of, whole
+from gt.sharding.spec import DeviceMesh, Shape, ShardingSpec, largest_local_shape, local_box, spec_of, whole
 from gt.sharding.strategies import project
 from gt.sharding.view_layouts import base_layout
 from gt.signals.config import ModelConfig
@@ -141,6 +143,8 @@ class _Replay:
         self._backward = ""
         self._in_update = False
         self._tokens: set[int] = set()  # workers agree on a step with these tensors: their exchange is not counted
+        self._unused: dict[int, Sequence[tuple[int, int]]] = {}  # per tensor: workers with smaller shards, by how much
+        self._unused_on = [0] * workers
         self._peak = 0
 
     def _open_session(self) -> int:
@@ -265,12 +269,34 @@ class _Replay:
         for instruction in batch:
             for message in self._dispatcher.instruct(self._session, [instruction], ()):
                 self._price(message, site)
+                if isinstance(message, ToWorkers):
+                    self._count_unused(message.command)
             if isinstance(instruction, QueryOp):
                 self._answer(instruction)
-            state = self._dispatcher.state
-            alone = [held for mesh, held in state.bytes_on.items() if mesh.size == 1]
-            shared = sum([held for mesh, held in state.bytes_on.items() if mesh.size > 1])
-            self._peak = max(self._peak, shared + max(alone, default=0))
+            self._peak = max(self._peak, self._most_bytes())
+
+    def _most_bytes(self) -> int:
+        """The bytes of the worker that holds the most. The dispatcher counts the largest shard for all workers."""
+        held = [-unused for unused in self._unused_on]
+        for mesh, nbytes in self._dispatcher.state.bytes_on.items():
+            for worker in mesh.workers if nbytes else ():
+                held[worker] += nbytes
+        return max(held)
+
+    def _count_unused(self, command: Command) -> None:
+        """Note the tensors that a command has made, moved or freed, if their shards differ in size."""
+        state = self._dispatcher.state
+        for ident in id_fields(type(command)).tensors(command):
+            for worker, nbytes in self._unused.pop(ident, ()):
+                self._unused_on[worker] -= nbytes
+            original, layout = state.copy_order.get(ident, (ident, None))
+            tensor = state.tensors.get(original)
+            if tensor is not None:
+                unused = _unused_bytes(layout or tensor.spec, tensor.meta.shape, ITEM_BYTES[tensor.meta.dtype])
+                if unused:
+                    self._unused[ident] = unused
+                for worker, nbytes in unused:
+                    self._unused_on[worker] += nbytes
 
     def _answer(self, query: QueryOp) -> None:
         """Give the recorded answer of each worker to a query."""
@@ -371,6 +397,16 @@ class _Replay:
                 assignment.update(project(rule, position, spec))
         specs = (*needed[: len(call.inputs)], *given)
         return call_seconds(rule, call, assignment, specs, self._machine)
+
+
+@lru_cache(maxsize=1 << 12)
+def _unused_bytes(spec: ShardingSpec, shape: Shape, item_bytes: int) -> tuple[tuple[int, int], ...]:
+    """The workers whose shards are smaller than the largest one, and by how many bytes."""
+    largest = math.prod(largest_local_shape(spec, shape))
+    sizes = [
+        (each, math.prod([stop - start for start, stop in local_box(spec, shape, each)])) for each in spec.mesh.workers
+    ]
+    return tuple([(worker, (largest - size) * item_bytes) for worker, size in sizes if size < largest])
 
 
 def _goes_on(run: RunOp, collective: str) -> bool:
