@@ -39,6 +39,7 @@ from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.core.signatures import Compute, Move, Program, ProgramStep, Signature, Whole
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
+from gt.sharding.boxes import Shape, box_elements
 from gt.sharding.calibration import Calibration, step_seconds
 from gt.sharding.op_calls import OpCall
 from gt.sharding.optimizer.op_strategies import call_seconds
@@ -46,7 +47,7 @@ from gt.sharding.optimizer.recorded_steps import ENTER, GRADIENT, INPUT, LEAVE, 
 from gt.sharding.optimizer.step_timeline import StepTimeline
 from gt.sharding.reshard import plan_reshard
 from gt.sharding.rules import rule_of
-from gt.sharding.spec import DeviceMesh, Shape, ShardingSpec, largest_local_shape, local_box, spec_of, whole
+from gt.sharding.spec import DeviceMesh, ShardingSpec, largest_local_shape, local_box, spec_of, whole
 from gt.sharding.strategies import project
 from gt.sharding.view_layouts import base_layout
 from gt.signals.config import ModelConfig
@@ -403,9 +404,7 @@ class _Replay:
 def _unused_bytes(spec: ShardingSpec, shape: Shape, item_bytes: int) -> tuple[tuple[int, int], ...]:
     """The workers whose shards are smaller than the largest one, and by how many bytes."""
     largest = math.prod(largest_local_shape(spec, shape))
-    sizes = [
-        (each, math.prod([stop - start for start, stop in local_box(spec, shape, each)])) for each in spec.mesh.workers
-    ]
+    sizes = [(worker, box_elements(local_box(spec, shape, worker))) for worker in spec.mesh.workers]
     return tuple([(worker, (largest - size) * item_bytes) for worker, size in sizes if size < largest])
 
 
