@@ -157,6 +157,7 @@ def test_memory_of_worker_processes(two_processes):
 @pytest.mark.parametrize("backend", ["pytorch", "numpy"])
 def test_an_empty_part_of_a_split_keeps_no_memory(backend):
     """The columns of the first part are on the first two workers."""
+    gt.shutdown()  # of the tests before, which share a session
     gt.init(workers=4, mode="virtual", backend=backend)
     x = gt.ones(8, 12, mesh=gt.mesh((4,), ("tp",)), placements="-, tp")
     first = torch.unsafe_chunk(x, 3, 1)[0]
