@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from gt.core.meta import TensorMeta
@@ -29,7 +29,8 @@ class Finiteness(NamedTuple):
 class Engine(Protocol):
     """Computes and holds tensors. `restrided` counts results with other strides than declared. With `checks_geometry`,
     geometry is compared after every op and move. `is_torch_cpu`: ops run in torch's CPU kernels, whose strides clients
-    expect. Methods that allocate memory for a tensor first call `reserve` with its size, which may raise."""
+    expect. Methods that allocate memory for a tensor first call `reserve` with its size, which may raise. The methods
+    with a body are those of a library that lacks what they are about: a subclass has them."""
 
     reserve: Callable[[int], None]
     device: str
@@ -51,7 +52,8 @@ class Engine(Protocol):
         engine lacks or refuses it."""
 
     def check_constants(self, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> None:
-        """Raise TypeError for a constant argument of a type that the op does not take."""
+        """Raise TypeError for a constant argument of a type that the op does not take. Not needed where functions
+        compare all their arguments."""
 
     def shortcut(self, op: str, values: Sequence[Value], scalars: Sequence[Number] | None = ()) -> Callable[..., Any]:
         """The fastest function of an op whose arguments are tensors like `values` and then scalars like these, in this
@@ -69,12 +71,14 @@ class Engine(Protocol):
 
     def without_lazy_bits(self, value: Value) -> Value:
         """The tensor with lazy conjugation and negation carried out, so that it can be stored."""
+        return value
 
     def with_strides(self, value: Value, stride: tuple[int, ...]) -> Value:
         """The tensor itself where it has these strides, otherwise a copy, counted in `restrided`."""
 
     def resizable(self, value: Value) -> Value:
         """The tensor itself where its memory can grow, otherwise a copy: ops with `out=` may resize it."""
+        return value
 
     def make_view(self, step: ViewStep) -> Callable[[Value], Value]:
         """A view op as a function of its tensor. Where the tensor's strides do not allow a view, it returns a copy."""
@@ -114,12 +118,15 @@ class Engine(Protocol):
 
     def is_profiled(self) -> bool:
         """Whether a profiler records the ops of this process."""
+        return False
 
     def profiled(self, name: str) -> AbstractContextManager[object]:
         """A context that the profiler records under a name."""
+        return nullcontext()
 
     def leaves_unwritten(self, op: str) -> bool:
         """Whether an op gives memory that it has not written."""
+        return False
 
     def finiteness(self, value: Value) -> Finiteness:
         """Whether the elements of a tensor are finite; those of integers are."""
@@ -131,10 +138,23 @@ class Engine(Protocol):
     def synchronize(self) -> None:
         """Wait until the device has finished all work."""
 
-    def supports_distributed(self) -> bool: ...
+    def supports_distributed(self) -> bool:
+        return False
 
-    def all_reduce_sum(self, tensor: Value, group: Any = None) -> Value: ...
+    def all_reduce_sum(self, tensor: Value, group: Any = None) -> Value:
+        raise NoCollectives(self, "all_reduce_sum")
 
-    def all_gather(self, tensor: Value, group: Any = None) -> Value: ...
+    def all_gather(self, tensor: Value, group: Any = None) -> Value:
+        raise NoCollectives(self, "all_gather")
 
-    def reduce_scatter(self, tensor: Value, group: Any = None) -> Value: ...
+    def reduce_scatter(self, tensor: Value, group: Any = None) -> Value:
+        raise NoCollectives(self, "reduce_scatter")
+
+
+class NoCollectives(NotImplementedError):
+    """An engine without collectives was asked for one."""
+
+    def __init__(self, engine: object, name: str) -> None:
+        super().__init__(
+            f"{type(engine).__name__} has no {name}: its library has no collectives; use the pytorch backend"
+        )

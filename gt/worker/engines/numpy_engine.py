@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NoReturn
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -12,24 +12,25 @@ from gt.core.meta import TensorMeta, dense_strides, is_dense, memory_order
 from gt.core.signatures import Arg, Complex, DType, ListArg, MemoryFormat, Number, TorchLayout, ViewStep, WorkerDevice
 from gt.wire.codec import Buffer
 from gt.worker.engines.counter_rng import Region
-from gt.worker.engines.engine import Finiteness, reserve_nothing
+from gt.worker.engines.engine import Engine, Finiteness, reserve_nothing
 from gt.worker.engines.host_memory_size import available_memory, host_memory
-from gt.worker.engines.numpy_ops import OPS, on_lists
-from gt.worker.engines.numpy_random import RandomSource
-from gt.worker.engines.numpy_types import Array, dtype_named
-from gt.worker.engines.numpy_views import (
+from gt.worker.engines.numpy_arrays import (
     VIEWS,
+    Array,
     array_at,
     copy_with_strides,
+    dtype_named,
     element_strides,
     empty_strided,
     make_strided_view,
     memory_owner,
     with_strides,
 )
+from gt.worker.engines.numpy_ops import OPS, on_lists
+from gt.worker.engines.numpy_random import RandomSource
 
 
-class NumPyEngine:
+class NumPyEngine(Engine):
     """NumPy computes on the CPU, with the threads of its BLAS, and new memory is always zero: `device`, `threads` and
     `clears` have no effect."""
 
@@ -58,9 +59,6 @@ class NumPyEngine:
     def resolve(self, op: str) -> Callable[..., Any]:
         return on_lists(op) or _found(op, OPS)
 
-    def check_constants(self, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> None:
-        """NumPy's functions check their arguments."""
-
     def shortcut(self, op: str, values: Sequence[Array], scalars: Sequence[Number] | None = ()) -> Callable[..., Any]:
         return self.resolve(op)
 
@@ -86,18 +84,12 @@ class NumPyEngine:
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, np.ndarray)
 
-    def without_lazy_bits(self, value: Array) -> Array:
-        return value
-
     def with_strides(self, value: Array, stride: tuple[int, ...]) -> Array:
         if element_strides(value) == stride:
             return value
         self.restrided += 1
         self.reserve(value.nbytes)
         return with_strides(value, stride)
-
-    def resizable(self, value: Array) -> Array:
-        return value
 
     def make_view(self, step: ViewStep) -> Callable[[Array], Array]:
         args = [self.literal(arg) for arg in step.args]
@@ -126,15 +118,6 @@ class NumPyEngine:
     def storage(self, value: Array) -> tuple[int, int]:
         owner = memory_owner(value)
         return id(owner), getattr(owner, "nbytes", value.nbytes)
-
-    def is_profiled(self) -> bool:
-        return False
-
-    def profiled(self, name: str) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def leaves_unwritten(self, op: str) -> bool:
-        return False
 
     def finiteness(self, value: Array) -> Finiteness:
         if value.dtype.kind not in "fc" or np.isfinite(value).all():
@@ -174,26 +157,8 @@ class NumPyEngine:
     def synchronize(self) -> None:
         """NumPy computes synchronously."""
 
-    # Collectives
-
-    def supports_distributed(self) -> bool:
-        return False
-
-    def all_reduce_sum(self, tensor: Array, group: object = None) -> Array:
-        _no_collective("all_reduce_sum")
-
-    def all_gather(self, tensor: Array, group: object = None) -> Array:
-        _no_collective("all_gather")
-
-    def reduce_scatter(self, tensor: Array, group: object = None) -> Array:
-        _no_collective("reduce_scatter")
-
 
 def _found(op: str, table: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
     if op not in table:
         raise NotImplementedError(f"the numpy backend has no {op}; use the pytorch backend, or add it to numpy_ops.py")
     return table[op]
-
-
-def _no_collective(name: str) -> NoReturn:
-    raise NotImplementedError(f"the numpy backend has no {name}: NumPy has no collectives; use the pytorch backend")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from statistics import NormalDist
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from gt.worker.engines.counter_rng import ROUNDS, Region, key_words, whole_region
-from gt.worker.engines.numpy_types import FLOAT32, INT64, Array, NumPyDType, cast
-from gt.worker.engines.numpy_views import Sizes
+from gt.worker.engines.numpy_arrays import FLOAT16, FLOAT32, FLOAT64, INT64, Array, NumPyDType, Sizes, cast
 from gt.worker.engines.random_ops import check_by_torch, check_permutation_by_torch
+
+_inverse = np.vectorize(lambda x: math.copysign(NormalDist().inv_cdf((1 - abs(x)) / 2), x), otypes=[np.float64])
 
 
 class RandomSource(NamedTuple):
@@ -35,48 +36,35 @@ class RandomSource(NamedTuple):
             words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
         return (words.view(np.int64) >> (64 - width)).reshape(tuple(size))
 
-
-RandomOp: TypeAlias = Callable[..., Array]
-Sampler: TypeAlias = Callable[[RandomSource, Sizes, NumPyDType], Array]
+    def uniform(self, size: Sizes, dtype: NumPyDType = FLOAT64) -> Array:
+        """Numbers in [0, 1), of as many bits as the dtype has, so that none is rounded to 1."""
+        width = np.finfo(dtype).nmant + 1
+        return self.words(size, width) * 2.0**-width + 0.5
 
 
 def _check(method: str, dtype: NumPyDType, *params: float) -> None:
     check_by_torch(method, getattr(torch, dtype.name), params)
+    if dtype.kind == "c":
+        raise NotImplementedError("the numpy backend draws no complex numbers; use the pytorch backend")
 
 
-# Computed in float64
+def _store(target: Array, numbers: Array) -> Array:
+    """Torch rounds float64 to float32 on the way to float16, which gives another number once in some thousands."""
+    np.copyto(target, cast(numbers, FLOAT32) if target.dtype == FLOAT16 else numbers, casting="same_kind")
+    return target
 
 
-def _uniform(source: RandomSource, size: Sizes, dtype: NumPyDType) -> Array:
-    """Numbers in [0, 1), of as many bits as the dtype has, so that none is rounded to 1."""
-    width = np.finfo(dtype).nmant + 1
-    return source.words(size, width) * 2.0**-width + 0.5
+def _uniform_(source: RandomSource, target: Array, low: float = 0.0, high: float = 1.0) -> Array:
+    _check("uniform_", target.dtype, low, high)
+    rounded = cast(high, target.dtype)
+    highest = rounded if float(rounded) < high else np.nextafter(rounded, cast(-np.inf, target.dtype))
+    numbers = source.uniform(target.shape, target.dtype) * (high - low) + low
+    return _store(target, np.minimum(numbers, max(low, float(highest))))
 
 
-_inverse = np.vectorize(lambda x: math.copysign(NormalDist().inv_cdf((1 - abs(x)) / 2), x), otypes=[np.float64])
-
-
-def _normal(source: RandomSource, size: Sizes, dtype: NumPyDType) -> Array:
-    return np.asarray(_inverse((source.words(size, 53) + 0.5) * 2.0**-52))
-
-
-# Ops
-
-
-def _drawn(method: str, sample: Sampler) -> tuple[RandomOp, RandomOp]:
-    """Two factories of random tensors, such as `rand` and `rand_like`."""
-
-    def of_size(source: RandomSource, size: Sizes, dtype: NumPyDType | None = None, **_: object) -> Array:
-        _check(method, dtype or FLOAT32)
-        if (dtype or FLOAT32).kind == "c":
-            raise NotImplementedError("the numpy backend draws no complex numbers; use the pytorch backend")
-        return cast(sample(source, size, dtype or FLOAT32), dtype or FLOAT32)
-
-    return of_size, lambda source, like, dtype=None, **_: of_size(source, like.shape, dtype or like.dtype)
-
-
-_rand, _rand_like = _drawn("uniform_", _uniform)
-_randn, _randn_like = _drawn("normal_", _normal)
+def _normal_(source: RandomSource, target: Array, mean: float = 0.0, std: float = 1.0) -> Array:
+    _check("normal_", target.dtype, mean, std)
+    return _store(target, _inverse((source.words(target.shape, 53) + 0.5) * 2.0**-52) * std + mean)
 
 
 def _randint(
@@ -88,57 +76,41 @@ def _randint(
     return cast(rest + low, dtype or INT64)
 
 
-def _randint_below(source: RandomSource, high: int, size: Sizes, dtype: NumPyDType | None = None, **_: object) -> Array:
-    return _randint(source, 0, high, size, dtype)
-
-
 def _randperm(source: RandomSource, count: int, dtype: NumPyDType | None = None, **_: object) -> Array:
     check_permutation_by_torch(count, getattr(torch, (dtype or INT64).name))
     ((start, stop),) = (source.region or whole_region((count,))).box
     return cast(np.argsort(RandomSource(source.key, None).words((count,), 64))[start:stop], dtype or INT64)
 
 
-def _uniform_(source: RandomSource, target: Array, low: float = 0.0, high: float = 1.0) -> Array:
-    _check("uniform_", target.dtype, low, high)
-    rounded = cast(high, target.dtype)
-    highest = rounded if float(rounded) < high else np.nextafter(rounded, cast(-np.inf, target.dtype))
-    numbers = _uniform(source, target.shape, target.dtype) * (high - low) + low
-    numbers = np.minimum(numbers, max(low, float(highest)))
-    np.copyto(target, _as_torch_rounds(numbers, target.dtype), casting="same_kind")
-    return target
-
-
-def _as_torch_rounds(numbers: Array, dtype: NumPyDType) -> Array:
-    """Torch rounds float64 to float32 on the way to float16, which gives another number once in some thousands."""
-    return np.asarray(numbers).astype(np.float32) if dtype == np.float16 else numbers
-
-
-def _normal_(source: RandomSource, target: Array, mean: float = 0.0, std: float = 1.0) -> Array:
-    _check("normal_", target.dtype, mean, std)
-    np.copyto(target, _normal(source, target.shape, target.dtype) * std + mean, casting="same_kind")
-    return target
-
-
 def _bernoulli(source: RandomSource, probability: Array) -> Array:
     for limit in (probability.min(initial=0), probability.max(initial=1)):
         _check("bernoulli_", probability.dtype, float(limit))
-    return cast(_uniform(source, probability.shape, np.dtype(np.float64)) < probability, probability.dtype)
+    return cast(source.uniform(probability.shape) < probability, probability.dtype)
 
 
 def _bernoulli_(source: RandomSource, target: Array, probability: float = 0.5) -> Array:
     _check("bernoulli_", target.dtype, probability)
-    np.copyto(target, _uniform(source, target.shape, np.dtype(np.float64)) < probability, casting="unsafe")
+    np.copyto(target, source.uniform(target.shape) < probability, casting="unsafe")
     return target
 
 
-RANDOM: dict[str, RandomOp] = {
-    "aten.rand.default": _rand,
-    "aten.rand.generator": _rand,
-    "aten.rand_like.default": _rand_like,
-    "aten.randn.default": _randn,
-    "aten.randn.generator": _randn,
-    "aten.randn_like.default": _randn_like,
-    "aten.randint.default": _randint_below,
+def _factories(name: str, fill: Callable[[RandomSource, Array], Array]) -> dict[str, Callable[..., Any]]:
+    def of_size(source: RandomSource, size: Sizes, dtype: NumPyDType | None = None, **_: object) -> Array:
+        return fill(source, np.empty(size, dtype or FLOAT32))
+
+    return {
+        f"aten.{name}.default": of_size,
+        f"aten.{name}.generator": of_size,
+        f"aten.{name}_like.default": lambda source, like, dtype=None, **_: of_size(
+            source, like.shape, dtype or like.dtype
+        ),
+    }
+
+
+RANDOM: dict[str, Callable[..., Any]] = {
+    **_factories("rand", _uniform_),
+    **_factories("randn", _normal_),
+    "aten.randint.default": lambda source, high, size, **options: _randint(source, 0, high, size, **options),
     "aten.randint.low": _randint,
     "aten.randperm.default": _randperm,
     "aten.uniform_.default": _uniform_,

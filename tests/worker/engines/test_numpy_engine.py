@@ -21,11 +21,10 @@ from gt.core.errors import OpError
 from gt.core.meta import TensorMeta
 from gt.core.signatures import DType, ListArg, ViewStep
 from gt.launch.in_process_channel import InProcessChannel
+from gt.worker.engines.numpy_arrays import DTYPES, VIEWS, memory_owner, result_dtype
 from gt.worker.engines.numpy_engine import NumPyEngine
 from gt.worker.engines.numpy_ops import OPS
 from gt.worker.engines.numpy_random import RANDOM
-from gt.worker.engines.numpy_types import DTYPES, result_dtype
-from gt.worker.engines.numpy_views import VIEWS, memory_owner
 from tests.worker.engines.numpy_cases import CASES, Expression, Inputs, aten, make_inputs
 
 

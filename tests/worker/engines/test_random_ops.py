@@ -255,6 +255,8 @@ def test_the_numpy_engine_refuses_bad_arguments():
     }.items():
         with pytest.raises((RuntimeError, NotImplementedError)):
             draw(op, 1, *args, engine=REFERENCE)
+    with pytest.raises(NotImplementedError, match="no complex numbers"):
+        draw("aten.normal_.default", 1, np.zeros(3, np.complex64), engine=REFERENCE)
     assert set(RANDOM) <= set(COUNTER_BASED)
 
 
