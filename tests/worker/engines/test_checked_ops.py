@@ -1,5 +1,6 @@
 """Ops whose kernels would write outside of memory are refused before the call, as errors of that op alone."""
 
+import contextlib
 import types
 
 import pytest
@@ -9,6 +10,8 @@ from torch.utils._pytree import tree_leaves
 import gt
 from gt.core.signatures import DType, Input, MemoryFormat
 from gt.worker.engines import PyTorchEngine
+from gt.worker.engines.checked_ops import CHECKS
+from tests.crash_detector.recording import all_ops, schema_of
 
 aten = torch.ops.aten
 FAR = 1 << 33  # an index of no mapped memory
@@ -93,7 +96,7 @@ WRONG = {
     ),
     "unfold_backward": ((ones(1, 2, 1), [1, 12], 1, 10, 2), "grad_in has shape [1, 2, 1]"),
     "linalg_ldl_solve": ((ones(3, 3), torch.tensor([1, 2, -1], dtype=torch.int32), ones(3, 3)), "come in pairs"),
-    "lu_unpack": ((ones(6, 5), torch.ones(3, dtype=torch.int32)), "LU_pivots of shape [3] do not fit"),
+    "lu_unpack": ((ones(6, 5), torch.ones(3, dtype=torch.int32)), "LU_pivots has shape [3], but must have [5]"),
     "lcm": ((full(-(1 << 63), 4), full(5, 4)), "absolute value is not in its range"),
     "div.Tensor_mode": ((full(-(1 << 63), 4), full(-1, 4)), {"rounding_mode": "trunc"}, "divided by -1"),
 }
@@ -125,6 +128,35 @@ def test_arguments_out_of_range_are_an_error_of_the_op(name):
     with pytest.raises((ValueError, IndexError, RuntimeError, NotImplementedError)) as caught, engine.isolated():
         engine.resolve(str(overload(name)))(*args, **kwargs)
     assert said in str(caught.value) and f"aten.{name.partition('.')[0]}" in str(caught.value)
+
+
+class Asked(dict):
+    """Arguments that are all missing, and the names that were asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def get(self, name, default=None):
+        self.names.add(name)
+        return default
+
+
+FOUND = {"batch", "channels", "classes", "steps"}  # sizes
+FOUND |= {"at_risk", "ends", "made", "nbytes", "positions", "rows", "segments"}  # values made of arguments
+
+
+def test_checks_are_of_arguments_that_ops_have():
+    schemas = [(op.split(".")[1].removesuffix("_"), schema_of(op)) for op in all_ops("aten")]
+    packets = {name.partition(".")[0] for name in CHECKS}
+    assert packets <= {name for name, _ in schemas}
+    arguments = {argument.name for name, schema in schemas if name in packets for argument in schema.arguments}
+    for name, checks in CHECKS.items():
+        asked = Asked()
+        for check in checks:
+            with contextlib.suppress(AttributeError, RuntimeError, TypeError, ValueError):  # they are None
+                check(asked)
+        assert asked.names <= arguments | FOUND, name
 
 
 @pytest.fixture
