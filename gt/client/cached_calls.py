@@ -82,7 +82,7 @@ class SingleResultCall:
         self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
     ) -> Any:
         if self.random:
-            scalars.append(draw_key(args, kwargs))
+            _take_key(scalars, args, kwargs)
         result = Storage(session, next(session.ids), self.geometry)
         scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, result)
         site = session.sites.current(3)
@@ -114,7 +114,7 @@ class MultiResultCall:
         if not self.geometries:  # every gradient is masked or undefined: there is nothing to compute
             return self.rebuild([])
         if self.random:
-            scalars.append(draw_key(args, kwargs))
+            _take_key(scalars, args, kwargs)
         results = [Storage(session, next(session.ids), geometry) for geometry in self.geometries]
         outputs = tuple([result.id for result in results])
         scope = 0 if session.scope_resolver is None else session.scope_resolver.scope_id(refs, *results)
@@ -182,7 +182,7 @@ class WriteCall:
         self, cls: HandleType, session: Session, refs: list[TensorRef], scalars: list[Any], args: Any, kwargs: Any
     ) -> Any:
         if self.random:
-            scalars.append(draw_key(args, kwargs))
+            _take_key(scalars, args, kwargs)
         results = [Storage(session, next(session.ids), geometry) for geometry in self.geometries]
         written = [refs[position].storage for position in self.writes]
         new_ids = [next(session.ids) for _ in written]
@@ -221,7 +221,7 @@ class QueryCall:
         require_outside()  # before the query is queued
         session.require_values(f"the result of {session.signatures[self.op_id].op} depends on values")
         if self.random:
-            scalars.append(draw_key(args, kwargs))
+            _take_key(scalars, args, kwargs)
         written = [refs[position].storage for position in self.writes]
         new_ids = tuple([next(session.ids) for _ in written])
         request = next(session.ids)
@@ -275,15 +275,16 @@ def _handles(cls: HandleType, session: Session, first: int, results: Sequence[An
     return values
 
 
-def draw_key(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
-    """The key of a random op, drawn from torch's generator on the client: so `torch.manual_seed`, a user's generator
-    and the state that checkpointing saves have the effects that they have in torch."""
+def _take_key(scalars: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+    """Append the key of a random op, where `random_key` finds it. It is drawn from torch's generator on the client: so
+    `torch.manual_seed`, a user's generator and the state that checkpointing saves have the effects that they have in
+    torch."""
     generator = (kwargs or {}).get("generator")
     if generator is None:
         generator = next((a for a in args if isinstance(a, torch.Generator)), None)
     if before_draw is not None:
         before_draw(generator)
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+    scalars.append(int(torch.empty((), dtype=torch.int64).random_(generator=generator)))
 
 
 before_draw: Callable[[torch.Generator | None], None] | None = None  # called with the generator of each key

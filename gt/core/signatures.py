@@ -6,6 +6,7 @@ for a signature on sharded tensors; each worker derives its own part from the la
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, TypeAlias, Union
 
 from msgspec import Meta, Struct
@@ -154,7 +155,7 @@ class Signature(Struct, array_like=True, frozen=True):
     `paths[i]` is the view through which input i is used. `writes` are the positions of the inputs that the op
     writes to: their ids are consumed, and the instruction names the ids of the new versions after those of the
     outputs. `outputs` is empty if the shapes depend on data; `positions` are their positions among the new tensors that
-    the op returns, some of which may be absent. A `random` op takes its key as its last scalar. `default_dtype` is
+    the op returns, some of which may be absent. A `random` op has a `random_key`. `default_dtype` is
     torch's default floating dtype at the call. `functional` names the same op without its writes, if there is one.
     `layout` is the layout of the outputs, if the user gave one. `fully_written` are the metas of the written inputs,
     if the op writes every element of them and reads none: such an input needs no value before. `algorithm` is the one
@@ -177,6 +178,16 @@ class Signature(Struct, array_like=True, frozen=True):
 
 
 # Programs: the steps that workers run for an op on sharded tensors
+
+
+def random_key(scalars: Sequence[Number]) -> int:
+    """The key of a random op, which is the last of its scalars."""
+    return int(scalars[-1])
+
+
+def with_random_key(scalars: Sequence[Number], key: Number) -> tuple[Number, ...]:
+    """The scalars of a random op, with another key."""
+    return (*scalars[:-1], key)
 
 
 class _Step(Struct, tag=True, frozen=True, array_like=True):

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gt.core.errors import GTError
-from gt.core.ids import is_dispatcher_id, session_of
+from gt.core.ids import session_of
 from gt.core.message_fields import id_fields
 from gt.core.messages import (
     BeginModule,
@@ -41,11 +41,12 @@ from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.sharding.boxes import Shape, box_elements
 from gt.sharding.calibration import Calibration, step_seconds
+from gt.sharding.hop_traffic import StepKind
 from gt.sharding.op_calls import OpCall
 from gt.sharding.optimizer.op_strategies import call_seconds
 from gt.sharding.optimizer.recorded_steps import ENTER, GRADIENT, INPUT, LEAVE, OUTPUT, ModuleMark, RecordedSteps
 from gt.sharding.optimizer.step_timeline import StepTimeline
-from gt.sharding.reshard import plan_reshard
+from gt.sharding.reshard import may_overlap, plan_reshard
 from gt.sharding.rules import rule_of
 from gt.sharding.spec import DeviceMesh, ShardingSpec, largest_local_shape, local_box, spec_of, whole
 from gt.sharding.strategies import project
@@ -113,11 +114,11 @@ class _MoveStep(NamedTuple):
 
 class _ProgramCost(NamedTuple):
     """The time of a program's computation, and its communication. `collective` is the kind of exchange that may go on
-    while the worker computes; empty if the program does anything else."""
+    while the worker computes; None if the program does anything else."""
 
     compute: float
     moves: tuple[_MoveStep, ...]
-    collective: str = ""
+    collective: StepKind | None = None
 
 
 class _Replay:
@@ -329,7 +330,8 @@ class _Replay:
         line = self._steps.sites.get(site, "")
         moves = [move for move in cost.moves if move.nbytes]
         self._collectives += [CollectiveCost(*move[:4], op, line, module) for move in moves]
-        self._pass_time(run, cost.compute, [move.seconds for move in moves], goes_on=_goes_on(run, cost.collective))
+        goes_on = may_overlap(cost.collective, run.inputs, run.outputs)
+        self._pass_time(run, cost.compute, [move.seconds for move in moves], goes_on=goes_on)
 
     def _pass_time(self, run: RunOp, compute: float, exchanges: Sequence[float], *, goes_on: bool) -> None:
         timeline = self._timeline
@@ -369,7 +371,7 @@ class _Replay:
                 moves += self._move_cost(step)
         if len(moves) > 1 and len(moves) == len(program.steps):  # one exchange of several tensors
             moves = [moves[0], *[move._replace(seconds=move.seconds - move.waiting) for move in moves[1:]]]
-        return _ProgramCost(compute, tuple(moves), kinds.pop() if len(kinds) == 1 else "")
+        return _ProgramCost(compute, tuple(moves), kinds.pop() if len(kinds) == 1 else None)
 
     def _move_cost(self, move: Move) -> list[_MoveStep]:
         source, target = spec_of(move.source), spec_of(move.target)
@@ -408,25 +410,18 @@ def _unused_bytes(spec: ShardingSpec, shape: Shape, item_bytes: int) -> tuple[tu
     return tuple([(worker, (largest - size) * item_bytes) for worker, size in sizes if size < largest])
 
 
-def _goes_on(run: RunOp, collective: str) -> bool:
-    """Whether workers only begin an exchange, and go on: a gather of copies, or a reduction that replaces gradients."""
-    if collective == "all-gather":
-        return all(map(is_dispatcher_id, run.outputs))
-    return collective == "all-reduce" and run.inputs == run.outputs
-
-
-def _overlapping_kind(step: ProgramStep) -> str:
+def _overlapping_kind(step: ProgramStep) -> StepKind | None:
     """The kind of a step that is one exchange and may go on while a worker computes: a gather of equal parts, or a
     sum. Other kinds need the worker."""
     if not isinstance(step, Move):
-        return ""
+        return None
     source, shape = spec_of(step.source), step.meta.shape
     plan = plan_reshard(shape, ITEM_BYTES[step.meta.dtype], source, spec_of(step.target))
     kinds = [each.kind for each in plan.steps]
     if kinds == ["all-gather"]:
         parts = math.prod([source.mesh.axis_size(axis) for axis in source.axes])
-        return "all-gather" if parts * math.prod(largest_local_shape(source, shape)) == math.prod(shape) else ""
-    return "all-reduce" if kinds == ["all-reduce"] and source.kind == "sum" else ""
+        return "all-gather" if parts * math.prod(largest_local_shape(source, shape)) == math.prod(shape) else None
+    return "all-reduce" if kinds == ["all-reduce"] and source.kind == "sum" else None
 
 
 def _call_of(signature: Signature, metas: Sequence[TensorMeta]) -> OpCall:

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,11 @@ from gt.sharding.boxes import Cuts, Shape, total_length
 from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec
 
 IntArray: TypeAlias = NDArray[np.int64]
+StepKind: TypeAlias = Literal[
+    "all-gather", "all-reduce", "all-to-all", "broadcast", "gather", "permute", "reduce", "reduce-scatter", "scatter",
+    "send", "shift", "slice", "to-partial",
+]  # fmt: skip
+"""The name of a step of a reshard, as people and events know it. Comparisons with other names do not type-check."""
 
 
 class WorkerBoxes(NamedTuple):

@@ -18,14 +18,17 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
+from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from gt.core.ids import is_dispatcher_id
 from gt.sharding.boxes import Box, Cuts, Shape, balanced_cuts, box_elements, box_shape, intersect
 from gt.sharding.hop_traffic import (
     IntArray,
+    StepKind,
     WorkerBoxes,
     changed_axes,
     group_size,
@@ -44,7 +47,7 @@ class ReshardStep(NamedTuple):
     """One step of a reshard. `kind` names the collective for people and events; workers distinguish only "to-partial",
     "reduce", "reduce-scatter" and "all-reduce". `axes` are the mesh axes of the collective; empty between meshes."""
 
-    kind: str
+    kind: StepKind
     source: ShardingSpec
     target: ShardingSpec
     axes: tuple[str, ...]
@@ -114,14 +117,14 @@ def _name(shape: Shape, source: ShardingSpec, target: ShardingSpec, moved: int) 
     return ReshardStep(_name_within(shape, source, target, moved), source, target, changed_axes(source, target))
 
 
-def _name_of_reduction(source: ShardingSpec, target: ShardingSpec) -> str:
+def _name_of_reduction(source: ShardingSpec, target: ShardingSpec) -> StepKind:
     if is_all_reduce(source, target):
         return "all-reduce"
     parts = group_size(target.mesh, target.axes)
     return "reduce-scatter" if 1 < parts == target.mesh.size // group_size(target.mesh, target.partial) else "reduce"
 
 
-def _name_within(shape: Shape, source: ShardingSpec, target: ShardingSpec, moved: int) -> str:
+def _name_within(shape: Shape, source: ShardingSpec, target: ShardingSpec, moved: int) -> StepKind:
     if not moved:
         return "slice"
     if source.dims == target.dims:
@@ -131,7 +134,7 @@ def _name_within(shape: Shape, source: ShardingSpec, target: ShardingSpec, moved
     return "permute" if _are_parts_equal(shape, source, target) else "all-to-all"
 
 
-def _name_of_windows(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> str:
+def _name_of_windows(shape: Shape, source: ShardingSpec, target: ShardingSpec) -> StepKind:
     """The name of a move to other windows of the same dims: workers get the parts of others, as in a ring, or all the
     same window, or something else."""
     pairs = [
@@ -150,7 +153,7 @@ def _is_gathered(before: DimSpec, after: DimSpec, cuts_before: Cuts | None, cuts
     return before[: len(after)] == after and cuts_before is cuts_after is None
 
 
-def _name_between(shape: Shape, source: ShardingSpec, target: ShardingSpec, moved: int) -> str:
+def _name_between(shape: Shape, source: ShardingSpec, target: ShardingSpec, moved: int) -> StepKind:
     if not moved:
         return "slice"
     if source.is_whole:
@@ -231,6 +234,14 @@ def has_equal_boxes(step: ReshardStep, shape: Shape, members: tuple[int, ...]) -
     taken = [pulls(step, shape, member) for member in members]
     shapes = {box_shape(pull.box) for member in taken for pull in member}
     return len(shapes) == 1 and all(sorted(pull.peer for pull in member) == sorted(members) for member in taken)
+
+
+def may_overlap(kind: StepKind | None, inputs: Sequence[int], outputs: Sequence[int]) -> bool:
+    """Whether workers only begin the exchange of a command with these ids, and go on: it is a gather of copies, or a
+    reduction of gradients that replaces them."""
+    if kind == "all-gather":
+        return all(map(is_dispatcher_id, outputs))
+    return kind == "all-reduce" and inputs == outputs
 
 
 def source_replica(step: ReshardStep, worker: int) -> int:

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from gt.sharding.boxes import Cuts, Shape, balanced_cuts, total_length
 from gt.sharding.hop_traffic import (
+    StepKind,
     changed_axes,
     group_size,
     is_all_reduce,
@@ -98,7 +99,7 @@ def _hop_axes(source: ShardingSpec, target: ShardingSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*reduced_axes(source, target), *changed_axes(source, target))))
 
 
-def _kind(source: ShardingSpec, target: ShardingSpec) -> str:
+def _kind(source: ShardingSpec, target: ShardingSpec) -> StepKind:
     """The name of a hop, as far as it says which workers give what."""
     if reduced_axes(source, target):
         return "all-reduce" if is_all_reduce(source, target) else "reduce-scatter"

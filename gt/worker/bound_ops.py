@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from gt.core.meta import TensorMeta
-from gt.core.signatures import Arg, Input, ListArg, Number, Scalar, Signature, ViewSteps
+from gt.core.signatures import Arg, Input, ListArg, Number, Scalar, Signature, ViewSteps, random_key
 from gt.worker.direct_calls import DirectCall, bind_arguments, is_in_order
 from gt.worker.engines.counter_rng import Region
 from gt.worker.engines.engine import Engine, Value
@@ -123,7 +123,7 @@ class BoundOp:
         args = [argument(used, scalars) for argument in self._args]
         kwargs = {name: argument(used, scalars) for name, argument in self._kwargs.items()}
         if self.signature.random:
-            args.insert(0, scalars[-1])
+            args.insert(0, random_key(scalars))
         return self._function(*args, **kwargs)
 
     def _finish_writes(self, values: list[Value], used: list[Value], results: list[Any]) -> list[Any]:

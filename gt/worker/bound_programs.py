@@ -44,7 +44,7 @@ class BoundProgram:
     so that all workers do the same exchanges.
 
     `exchanges` has this worker's local step of the exchange of a run, or is empty if there is no exchange; it is None
-    if there are several. `collective` is the kind of the one collective that the program consists of, or empty.
+    if there are several. `collective` is the kind of the one collective that the program consists of, or None.
     `targets` are this worker's parts of inputs that need no value, as they are overwritten, by position. `direct` and
     `writes` as for a `BoundOp`: a program of one call on this worker's shards is as good as the op."""
 
@@ -70,7 +70,7 @@ class BoundProgram:
         self.is_local = not moves
         is_one = self._steps == moves and len({local.members for local in local_steps}) == 1
         kinds = {mover.kind for step in moves for mover in step.movers} if is_one else set()
-        self.collective = kinds.pop() if len(kinds) == 1 else ""
+        self.collective = kinds.pop() if len(kinds) == 1 else None
 
     def run(
         self,

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from gt.core.meta import ITEM_BYTES, TensorMeta
 from gt.sharding.boxes import box_shape
+from gt.sharding.hop_traffic import StepKind
 from gt.sharding.reshard import plan_reshard
 from gt.sharding.spec import ShardingSpec, local_box
 from gt.worker.engines.engine import Engine, Value
@@ -36,9 +37,9 @@ class Mover:
         ]
 
     @property
-    def kind(self) -> str:
-        """The kind of the collective that the move is, such as "all-gather"; empty if it is not one collective."""
-        return self.steps[0].kind if len(self.steps) == 1 and self.steps[0] is not None else ""
+    def kind(self) -> StepKind | None:
+        """The kind of the collective that the move is; None if it is not one collective."""
+        return self.steps[0].kind if len(self.steps) == 1 and self.steps[0] is not None else None
 
     def finish(self, value: MoveResult, fail: Fail) -> MoveResult:
         """The part that this worker keeps, after the last step."""

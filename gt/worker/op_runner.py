@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gt.core.ids import MAX_RESULTS, is_dispatcher_id, session_of
+from gt.core.ids import MAX_RESULTS, session_of
 from gt.core.message_fields import id_fields, owner_of
 from gt.core.messages import (
     Command,
@@ -27,6 +27,7 @@ from gt.core.messages import (
 )
 from gt.core.meta import TensorMeta
 from gt.core.worker_progress import COUNTERS, EXCHANGING, MEMBERS, RUNNING, SINCE, STATE, WAITED, member_words
+from gt.sharding.reshard import may_overlap
 from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_programs import BoundProgram
 from gt.worker.bound_segments import AnyBoundOp
@@ -266,19 +267,16 @@ class OpRunner:
                 self.traffic.add(steps)
 
     def _exchange_all(self, command: RunOp, bound: BoundProgram) -> None:
-        """Run a program to its end, exchanging values with other processes. An exchange that can go on while this
-        worker computes is only begun: a gather of copies, or a reduction of gradients that replaces them. The tensor of
-        a gather may be written before it is finished: the copy is then wrong, but the dispatcher has dropped it with
-        the write, so no op uses it."""
+        """Run a program to its end, exchanging values with other processes. An exchange that may overlap with what
+        follows is only begun. The tensor of a gather may be written before it is finished: the copy is then wrong, but
+        the dispatcher has dropped it with the write, so no op uses it."""
         self.exchanged.clear()
         computation = self.run_program(command, bound)
         try:
             tasks = next(computation)
         except StopIteration:
             return
-        is_gather = bound.collective == "all-gather" and all(map(is_dispatcher_id, command.outputs))
-        is_reduction = bound.collective == "all-reduce" and command.inputs == command.outputs
-        if (is_gather or is_reduction) and self._exchange.overlaps(tasks):
+        if may_overlap(bound.collective, command.inputs, command.outputs) and self._exchange.overlaps(tasks):
             self._begin_exchange(command, computation, tasks)
         else:
             self._resume(command, computation, self.exchange_tasks(command, tasks))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from gt.client.compilation.call_recorder import Recording
+from gt.core.signatures import random_key
 
 
 class KeyPlan(NamedTuple):
@@ -38,7 +39,7 @@ def plan_keys(recording: Recording) -> KeyPlan | None:
             states.append(state)
             found.append([])
         which = next(n for n, other in enumerate(generators) if other is generator)
-        key = int(recording.instructions[position].scalars[-1])  # type: ignore[union-attr]
+        key = random_key(recording.instructions[position].scalars)  # type: ignore[union-attr]
         if key not in found[which]:
             found[which].append(key)
         uses.append((position, which, found[which].index(key)))

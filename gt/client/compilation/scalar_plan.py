@@ -21,6 +21,7 @@ from gt.client.optimizer_step_hooks import OptimizerState, note_step, optimizer_
 from gt.client.session import Session
 from gt.client.tensor import Tensor
 from gt.core.messages import BeginStep, EndStep, RunOp
+from gt.core.signatures import random_key, with_random_key
 
 
 class VaryingScalar(Exception):
@@ -195,7 +196,7 @@ class ScalarPlan:
         if self._random:
             keys = self._keys.draw()
             for group, key in self._random:
-                scalars[group] = (*scalars[group][:-1], keys[key])
+                scalars[group] = with_random_key(scalars[group], keys[key])
         for step in self._steps:
             step.fill(scalars)
         return tuple(scalars)
@@ -327,11 +328,12 @@ def _explained(
     calls: Sequence[RecordedCall], position: int, is_random: bool, traces: Sequence[FloatTrace]
 ) -> tuple[Any, ...]:
     """The scalars of an op: a constant as itself, a scalar that changes as a function of the call's floats."""
-    ops = [each.recording.instructions[position] for each in calls]
+    scalars = [each.recording.instructions[position].scalars for each in calls]  # type: ignore[union-attr]
+    if is_random:  # keys are drawn for each call
+        scalars = [with_random_key(each, random_key(scalars[-1])) for each in scalars]
     found: list[Any] = []
-    for values in zip(*[op.scalars for op in ops], strict=True):  # type: ignore[union-attr]
-        is_key = is_random and len(found) + 1 == len(ops[-1].scalars)  # type: ignore[union-attr]
-        if is_key or all(same_scalar(values[0], other) for other in values[1:]):
+    for values in zip(*scalars, strict=True):
+        if all(same_scalar(values[0], other) for other in values[1:]):
             found.append(values[-1])
         else:
             found.append(_expression(values, traces) or _refuse(calls[-1].recording, position, values))
