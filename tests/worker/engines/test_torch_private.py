@@ -30,7 +30,7 @@ def test_a_name_of_another_form_is_in_no_registry(op):
 
 def test_a_schema_tells_names_types_and_defaults_of_arguments():
     arguments = {argument.name: argument for argument in private.find_schema("aten.add.out").arguments}
-    message = "checked_ops.py and constant_checks.py: arguments would not be checked, and could crash a worker"
+    message = "checked_ops.py and schema_checks.py: arguments would not be checked, and could crash a worker"
     assert list(arguments) == ["self", "other", "alpha", "out"], message
     assert str(arguments["self"].real_type) == "Tensor", message
     assert arguments["alpha"].has_default_value() and arguments["alpha"].default_value == 1, message
