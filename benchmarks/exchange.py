@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from gt.core.meta import TensorMeta, contiguous_strides
-from gt.launch.worker_commands import MEMORY_SETTINGS
+from gt.launch.commands import MEMORY_SETTINGS
 from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_spec
 from gt.worker.engines import make_engine

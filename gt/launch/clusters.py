@@ -8,20 +8,27 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from gt.client import active_session
 from gt.client.session import Session
-from gt.core.errors import ServerLost, SessionError, WorkerLost
-from gt.core.settings import Settings, parse_address, read_settings
+from gt.core.errors import ServerLost, SessionError, SettingsError, WorkerLost, nearest
+from gt.core.settings import BACKENDS, Settings, parse_address, read_settings
 from gt.launch import sessions
+from gt.launch.commands import (
+    Command,
+    Launcher,
+    ServerPlace,
+    launch_environment,
+    server_command,
+    worker_command,
+)
 from gt.launch.launched_process import LaunchedProcess, ProcessStatus
 from gt.launch.node_keys import NodeKeys, make_node_keys, read_own_keys
-from gt.launch.worker_commands import launch_environment, server_command
 from gt.monitor.progress import open_display
 from gt.wire.addresses import resolve
 from gt.wire.long_waits import LongWait
@@ -31,26 +38,16 @@ _POLL_SECONDS = 0.1
 _STOPPED = "the workers were told to end by their cluster's stop()"
 
 
-class ServerPlace(NamedTuple):
-    """A server that workers join: its address, the keys to join it with, and the directory where this program
-    finds them (None: as GT_KEYS says), which is removed with the cluster. `process` is the server, if it was started
-    beside this program."""
-
-    host: str
-    port: int
-    keys: NodeKeys
-    directory: Path | None = None
-    process: LaunchedProcess | None = None
-
-    @property
-    def address(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-class WorkerGroup(Protocol):
-    """The workers of a cluster, as reported by the system that has started them."""
+class ClusterLauncher(Launcher, Protocol):
+    """Starts the workers of a cluster on the machines of another system, which reports on them."""
 
     system: str
+
+    def open_server(self, server: str | None, settings: Settings) -> ServerPlace:
+        """Have room for the workers, and the server that they are to join: a new one, or the one that a user names."""
+
+    def start(self, commands: Sequence[Command]) -> None:
+        """Have the commands of workers run."""
 
     def count(self) -> int:
         """How many workers there are to be."""
@@ -59,7 +56,27 @@ class WorkerGroup(Protocol):
         """The statuses of those that answer, by a name for people. Raises WorkerLost for one that cannot start."""
 
     def stop(self) -> None:
-        """End all workers, and what was made for them."""
+        """End all workers, and what was made for them; nothing if there are none."""
+
+
+def launch(launcher: ClusterLauncher, server: str | None, settings: Settings, *, connects: bool) -> Cluster:
+    """Start the workers of a launcher, wait until they have joined their server, and join it with them."""
+    if connects and active_session.active is not None:
+        raise SessionError(
+            f"GT is running already; call gt.shutdown() before gt.launch.{launcher.system.lower()}(), or give "
+            f"connect=False to start workers only"
+        )
+    with contextlib.ExitStack() as undo:
+        undo.callback(launcher.stop)
+        place = launcher.open_server(server, settings)
+        cluster = Cluster(place, launcher)
+        undo.callback(cluster.stop)
+        launcher.start(launcher.commands(place))
+        cluster.wait_for_workers(settings.timeout)
+        if connects:
+            cluster.connect(launcher.count())
+        undo.pop_all()
+    return cluster
 
 
 class Cluster:
@@ -73,7 +90,7 @@ class Cluster:
     3.0
     """
 
-    def __init__(self, place: ServerPlace, workers: WorkerGroup) -> None:
+    def __init__(self, place: ServerPlace, workers: ClusterLauncher) -> None:
         self.address = place.address
         self.keys = place.directory
         self._place = place
@@ -153,14 +170,6 @@ weakref.finalize(_stop_all, _stop_all)  # after the functions of atexit, which m
 os.register_at_fork(after_in_child=_running.clear)  # they are the parent's
 
 
-def require_no_session(launcher: str) -> None:
-    """Raise SessionError if GT runs, before anything is started."""
-    if active_session.active is not None:
-        raise SessionError(
-            f"GT is running already; call gt.shutdown() before {launcher}, or give connect=False to start workers only"
-        )
-
-
 def find_server(server: str, settings: Settings) -> ServerPlace:
     """A running server at `host:port`, and this user's keys for it."""
     host, port = parse_address(server)
@@ -172,9 +181,8 @@ def find_server(server: str, settings: Settings) -> ServerPlace:
 def start_server(host: str, settings: Settings) -> ServerPlace:
     """A server beside this program, at an address of this machine that workers reach. It has its own keys, and ends
     with this program."""
-    keys = NodeKeys() if settings.insecure else make_node_keys()
-    command = server_command(host, 0, insecure=settings.insecure, is_json=True)
-    process = LaunchedProcess(command, keys.to_text(), launch_environment())
+    command = new_server(host, 0, settings)
+    process = LaunchedProcess(command)
     try:
         status = process.wait_for_announcement(settings.timeout)
         if status.announced is None:
@@ -184,7 +192,27 @@ def start_server(host: str, settings: Settings) -> ServerPlace:
         process.stop()
         raise
     directory = None if settings.insecure else process.keys
-    return ServerPlace(host, status.announced.port, keys.for_workers(), directory, process)
+    return ServerPlace(host, status.announced.port, command.keys.for_workers(), directory, process)
+
+
+def new_server(host: str, port: int, settings: Settings) -> Command:
+    """A server with keys of its own, which outlast a restart."""
+    arguments = server_command(host, port, insecure=settings.insecure, is_json=True)
+    return Command(arguments, launch_environment(), NodeKeys() if settings.insecure else make_node_keys())
+
+
+def new_worker(place: ServerPlace, *, device: str, backend: str, threads: int = 0) -> Command:
+    """A worker that joins the server at a place."""
+    arguments = worker_command(place.host, place.port, device=device, backend=backend, threads=threads, is_json=True)
+    return Command(arguments, launch_environment(), place.keys.for_workers())
+
+
+def choose_backend(given: str | None, settings: Settings, call: str) -> str:
+    """The engine of workers. Raises SettingsError for one that does not exist."""
+    backend = given or settings.backend
+    if backend not in BACKENDS:
+        raise SettingsError(f"{call}(backend={given!r}) is not possible; {nearest(str(backend), BACKENDS)}")
+    return backend
 
 
 @contextmanager

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from gt.core.environment import load_extra
-from gt.core.errors import ServerLost, SettingsError, WorkerLost, nearest
-from gt.core.settings import BACKENDS, read_settings
+from gt.core.errors import ServerLost, SettingsError, WorkerLost
+from gt.core.settings import Settings, read_settings
 from gt.core.tracebacks import ends_on_users_line
-from gt.launch.clusters import Cluster, ServerPlace, find_server, require_no_session, start_server
-from gt.launch.launched_process import ProcessStatus
-from gt.launch.worker_commands import launch_environment, worker_command
+from gt.launch.clusters import Cluster, choose_backend, find_server, launch, new_worker, start_server
+from gt.launch.commands import Command, ServerPlace
+from gt.launch.launched_process import ProcessStatus, decode_status
 from gt.wire.addresses import LOOPBACK, reaching_address, resolve
 
 _EXTRA = ("dask", "gt.launch.dask()")
@@ -56,42 +55,47 @@ def dask(
     if client.asynchronous:
         raise SettingsError("gt.launch.dask() waits for workers, so its client must not be asynchronous")
     settings = read_settings()
-    chosen = backend or settings.backend
-    if chosen not in BACKENDS:
-        raise SettingsError(f"gt.launch.dask(backend={backend!r}) is not possible; {nearest(chosen, BACKENDS)}")
-    if connect:
-        require_no_session("gt.launch.dask()")
-    _wait_for_dask_workers(client, settings.timeout)
-    here = reaching_address(settings.interface, _scheduler_host(client))
-    place = start_server(here, settings) if server is None else find_server(server, settings)
-    group = DaskWorkers(client)
-    cluster = Cluster(place, group)
-    try:
-        group.start(place, chosen, device, max_restarts)
-        cluster.wait_for_workers(settings.timeout)
-        if connect:
-            cluster.connect(group.count())
-    except BaseException:
-        cluster.stop()
-        raise
-    return cluster
+    chosen = choose_backend(backend, settings, "gt.launch.dask")
+    return launch(DaskLauncher(client, chosen, device, max_restarts), server, settings, connects=connect)
 
 
-class DaskWorkers:
+class DaskLauncher:
     """The plugin of a Dask cluster that runs a cluster's workers."""
 
     system = "Dask"
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, backend: str, device: str, max_restarts: int) -> None:
         self._client = client
+        self._backend = backend
+        self._device = device
+        self._max_restarts = max_restarts
         self._plugins = load_extra("gt.launch.dask_plugin", *_EXTRA)
-        self._name = f"gt-{secrets.token_hex(8)}"
+        self._name = ""  # of the plugin, once it is registered
 
-    def start(self, place: ServerPlace, backend: str, device: str, max_restarts: int) -> None:
-        command = worker_command(place.host, place.port, device=device, backend=backend, is_json=True)
-        plugin = self._plugins.GTWorkerPlugin(
-            self._name, command, place.keys.for_workers().to_text(), launch_environment(), max_restarts
-        )
+    def open_server(self, server: str | None, settings: Settings) -> ServerPlace:
+        self._wait_for_dask_workers(settings.timeout)
+        here = reaching_address(settings.interface, _scheduler_host(self._client))
+        return start_server(here, settings) if server is None else find_server(server, settings)
+
+    def _wait_for_dask_workers(self, seconds: float) -> None:
+        """Wait until Dask has a worker; which of them come later does not matter."""
+        scheduler = self._client.scheduler.address
+        try:
+            self._client.wait_for_workers(1, timeout=seconds)
+        except TimeoutError:
+            raise ServerLost(
+                f"after {seconds:g} s of waiting: the Dask cluster at {scheduler} has no workers; start some with "
+                f"`dask worker {scheduler}`, or set GT_TIMEOUT to wait longer"
+            ) from None
+
+    def commands(self, place: ServerPlace) -> list[Command]:
+        """That of the worker on each worker of Dask, also of those that come later."""
+        return [new_worker(place, device=self._device, backend=self._backend)]
+
+    def start(self, commands: Sequence[Command]) -> None:
+        (command,) = commands
+        self._name = f"gt-{secrets.token_hex(8)}"
+        plugin = self._plugins.GTWorkerPlugin(self._name, command.to_text(), self._max_restarts)
         try:
             self._client.register_plugin(plugin, name=self._name)
         except Exception as error:  # whatever failed on a worker of Dask, such as the import of GT
@@ -103,23 +107,12 @@ class DaskWorkers:
     def read_statuses(self) -> dict[str, ProcessStatus]:
         found = self._client.run(self._plugins.read_status, self._name, on_error="ignore")
         texts = {f"Dask worker {address}": text for address, text in found.items() if isinstance(text, str) and text}
-        return {name: msgspec.json.decode(text, type=ProcessStatus) for name, text in texts.items()}
+        return {name: decode_status(text) for name, text in texts.items()}
 
     def stop(self) -> None:
-        if self._client.status == "running":
-            self._client.unregister_worker_plugin(self._name)
-
-
-def _wait_for_dask_workers(client: Any, seconds: float) -> None:
-    """Wait until Dask has a worker; which of them come later does not matter."""
-    scheduler = client.scheduler.address
-    try:
-        client.wait_for_workers(1, timeout=seconds)
-    except TimeoutError:
-        raise ServerLost(
-            f"after {seconds:g} s of waiting: the Dask cluster at {scheduler} has no workers; start some with "
-            f"`dask worker {scheduler}`, or set GT_TIMEOUT to wait longer"
-        ) from None
+        name, self._name = self._name, ""
+        if name and self._client.status == "running":
+            self._client.unregister_worker_plugin(name)
 
 
 def _scheduler_host(client: Any) -> str:

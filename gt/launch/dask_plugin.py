@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from distributed import Worker, WorkerPlugin
 
+from gt.launch.commands import decode_command
 from gt.launch.launched_process import LaunchedProcess
 
 log = logging.getLogger("distributed.worker")  # whose output Dask's tools show
@@ -19,13 +20,9 @@ class GTWorkerPlugin(WorkerPlugin):
     """Starts a worker of GT with a worker of Dask, now or when that joins, and ends it with that, or when the plugin is
     removed. A worker of GT that ends is replaced, at most `max_restarts` times."""
 
-    def __init__(
-        self, name: str, command: list[str], keys: str, environment: dict[str, str], max_restarts: int
-    ) -> None:
+    def __init__(self, name: str, command: str, max_restarts: int) -> None:
         self.name = name
         self._command = command
-        self._keys = keys
-        self._environment = environment
         self._restarts_left = max_restarts
 
     def setup(self, worker: Worker) -> None:
@@ -35,7 +32,9 @@ class GTWorkerPlugin(WorkerPlugin):
         self._process = self._start()
 
     def _start(self) -> LaunchedProcess:
-        return LaunchedProcess([*self._command, *self._threads], self._keys, self._environment, self._note_end)
+        command = decode_command(self._command)
+        own = msgspec.structs.replace(command, arguments=[*command.arguments, *self._threads])
+        return LaunchedProcess(own, self._note_end)
 
     def _note_end(self, process: LaunchedProcess) -> None:
         """Replace a worker that has joined, unless its server has shut it down."""
@@ -58,7 +57,7 @@ class GTWorkerPlugin(WorkerPlugin):
             self._process.stop()
 
     def read_status(self) -> str:
-        return msgspec.json.encode(self._process.read_status()).decode()
+        return self._process.encode_status()
 
 
 def read_status(name: str, dask_worker: Any) -> str:

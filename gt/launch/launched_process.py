@@ -1,6 +1,7 @@
 """`LaunchedProcess`: a server or a worker on this machine that ends together with the process that has started it.
 
-That process is the program itself, an actor of Ray or a worker of Dask. It needs no torch.
+That process is the program itself, an actor of Ray or a worker of Dask. It needs no torch. How processes end, and what
+is told of their ends, is the same for all that launchers start.
 """
 
 from __future__ import annotations
@@ -13,20 +14,19 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from gt.core.environment import import_environment
 from gt.core.errors import SettingsError
-from gt.launch.node_keys import write_node_keys
-from gt.launch.worker_commands import launch_environment
+from gt.launch.commands import Command, launch_environment
 from gt.wire import shared_memory
 
 READY_SECONDS = 300.0  # time for a worker to join, and for a server to listen
 GRACE_SECONDS = 7.0  # a worker ends within 5 s of SIGTERM
-_OUTPUT_LENGTH = 4000  # characters
+_OUTPUT_LENGTH = 4000  # characters: the stacks of all threads of a process that crashed
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -47,13 +47,12 @@ class ProcessStatus(msgspec.Struct, frozen=True):
 
     def describe(self) -> str:
         """How the process has ended."""
-        if self.exit_code is None:
-            return "is running"
-        if self.exit_code < 0:
-            how = f"was killed by {signal.Signals(-self.exit_code).name}"
-        else:
-            how = f"ended with exit code {self.exit_code}"
-        return f"{how}; it said:\n{self.output}\n" if self.output else how
+        return "is running" if self.exit_code is None else describe_end(self.exit_code, self.output)
+
+
+def decode_status(text: str) -> ProcessStatus:
+    """A status that another machine has sent as text."""
+    return msgspec.json.decode(text, type=ProcessStatus)
 
 
 class LaunchedProcess:
@@ -63,9 +62,7 @@ class LaunchedProcess:
 
     def __init__(
         self,
-        command: Sequence[str],
-        keys: str,
-        environment: Mapping[str, str],
+        command: Command,
         note_end: Callable[[LaunchedProcess], None] = lambda process: None,
         limit: float = READY_SECONDS,
     ) -> None:
@@ -74,17 +71,17 @@ class LaunchedProcess:
         self._announced: Announcement | None = None
         self._said = threading.Condition()
         self._is_stopping = False
-        self.directory = _make_directory()
+        self.directory = make_directory()
         self._log = (self.directory / "output.log").open("w+b")  # kept open: a worker removes its directory at its end
         self.keys = self.directory / "keys"
         try:
-            write_node_keys(self.keys, keys)
+            command.keys.write(self.keys)
             self._process = subprocess.Popen(
-                [*command, "--lifeline", str(self.directory)],
+                [*command.arguments, "--lifeline", str(self.directory)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env={**_own_environment(), **environment, "GT_KEYS": str(self.keys)},
+                env={**_own_environment(), **command.environment, "GT_KEYS": str(self.keys)},
                 start_new_session=True,  # Ctrl-C interrupts the program only
             )
         except BaseException:
@@ -117,7 +114,11 @@ class LaunchedProcess:
 
     def read_status(self) -> ProcessStatus:
         code = self._process.poll()
-        return ProcessStatus(self._process.pid, self._announced, code, self._last_output() if code is not None else "")
+        return ProcessStatus(self._process.pid, self._announced, code, self._output() if code is not None else "")
+
+    def encode_status(self) -> str:
+        """The status, for another machine."""
+        return msgspec.json.encode(self.read_status()).decode()
 
     def wait_for_announcement(self, seconds: float) -> ProcessStatus:
         """The status as soon as the process has said that it is ready, has ended, or the time is over."""
@@ -125,24 +126,17 @@ class LaunchedProcess:
             self._said.wait_for(lambda: self._announced is not None or self._process.poll() is not None, seconds)
         return self.read_status()
 
-    def _last_output(self) -> str:
+    def _output(self) -> str:
         try:
             self._log.flush()
-            return os.pread(self._log.fileno(), 1 << 20, 0).decode(errors="replace").strip()[-_OUTPUT_LENGTH:]
+            return last_output(os.pread(self._log.fileno(), 1 << 20, 0))
         except (OSError, ValueError):
             return ""
 
     def stop(self) -> None:
         """End the process: by SIGTERM, and by SIGKILL if it does not end in time. Its files are removed."""
         self._is_stopping = True
-        deadline = time.monotonic() + GRACE_SECONDS
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_processes([self._process], GRACE_SECONDS)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(GRACE_SECONDS)
@@ -157,12 +151,51 @@ class LaunchedProcess:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def _make_directory() -> Path:
-    try:
+def end_processes(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Tell processes to end, all at once, and kill those that do not end in time."""
+    for process in processes:
+        process.terminate()
+    have_ended(processes, seconds)
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def have_ended(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> bool:
+    """Whether all processes end within some seconds."""
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+    return all(process.returncode is not None for process in processes)
+
+
+def describe_end(exit_code: int, output: str, when: str = "") -> str:
+    """How a process has ended, and what it said last."""
+    killed = exit_code < 0
+    how = f"was killed by {signal.Signals(-exit_code).name}" if killed else f"ended with exit code {exit_code}"
+    return f"{how}{when}; it said:\n{output}\n" if output else how + when
+
+
+def last_output(data: bytes) -> str:
+    """The end of what a process has said."""
+    return data.decode(errors="replace").strip()[-_OUTPUT_LENGTH:]
+
+
+def make_directory() -> Path:
+    """A directory for the keys, sockets and logs of processes that only this user can enter."""
+    with writing("a new directory"):
         return Path(tempfile.mkdtemp(prefix="gt-"))
+
+
+@contextlib.contextmanager
+def writing(what: Path | str) -> Generator[None]:
+    """Raise SettingsError if temporary files cannot be written."""
+    try:
+        yield
     except OSError as error:
         raise SettingsError(
-            f"no directory for the keys and the output of a process can be made: {error}; set TMPDIR to a directory "
+            f"{what} for the keys, sockets and logs of processes cannot be written: {error}; set TMPDIR to a directory "
             f"that exists, is writable and has room"
         ) from None
 

@@ -20,7 +20,7 @@ import torch
 from gt.core.environment import PYTHON, import_environment, usable_cpus
 from gt.core.errors import SettingsError, WorkerLost
 from gt.core.settings import Settings
-from gt.launch.worker_commands import MEMORY_SETTINGS
+from gt.launch.commands import MEMORY_SETTINGS
 from gt.wire import shared_memory
 from gt.wire.worker_status import GRACE_SECONDS, WorkerStatus
 

@@ -6,7 +6,6 @@ transport, which may not be encrypted, is typed JSON text; each machine writes i
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -14,14 +13,15 @@ import msgspec
 from gt.core.errors import SettingsError
 from gt.wire.private_files import write_private
 from gt.wire.server_keys import (
+    AUTHORIZED,
     CLIENT_FILE,
     SERVER_FILE,
+    AuthorizedKey,
     ClientKey,
     ServerKey,
-    authorize,
     find_keys,
-    make_client_key,
-    make_server_key,
+    new_client_key,
+    new_server_key,
 )
 
 _NAME = "launched"
@@ -33,19 +33,26 @@ class NodeKeys(msgspec.Struct, frozen=True):
     client: ClientKey | None = None
     server: ServerKey | None = None
 
-    def to_text(self) -> str:
-        return msgspec.json.encode(self).decode()
-
     def for_workers(self) -> NodeKeys:
         return NodeKeys(self.client)
 
+    def records(self) -> dict[str, msgspec.Struct]:
+        """The key in each file of a directory of keys. A server admits the client key beside its own."""
+        found: dict[str, msgspec.Struct | None] = {CLIENT_FILE: self.client, SERVER_FILE: self.server}
+        if self.client is not None and self.server is not None:
+            found |= {f"{AUTHORIZED}/{self.client.name}": AuthorizedKey(self.client.public)}
+        return {name: key for name, key in found.items() if key is not None}
 
-def make_node_keys() -> NodeKeys:
-    """New keys for a server, its workers and its clients."""
-    with tempfile.TemporaryDirectory(prefix="gt-") as name:
-        directory = Path(name) / "keys"
-        server = make_server_key(directory)
-        return NodeKeys(make_client_key(directory, _NAME), server)
+    def write(self, directory: Path) -> None:
+        """Write the keys that a process finds by GT_KEYS."""
+        for name, key in self.records().items():
+            write_private(directory / name, key)
+
+
+def make_node_keys(name: str = _NAME) -> NodeKeys:
+    """New keys for a server, its workers and its clients. They are in no file."""
+    server = new_server_key()
+    return NodeKeys(new_client_key(name, server), server)
 
 
 def read_own_keys(directory: Path, endpoint: str) -> NodeKeys:
@@ -58,14 +65,3 @@ def read_own_keys(directory: Path, endpoint: str) -> NodeKeys:
             f"it there"
         )
     return NodeKeys(ClientKey(_NAME, found.server, found.public, found.secret))
-
-
-def write_node_keys(directory: Path, text: str) -> None:
-    """Write the keys that a process finds by GT_KEYS."""
-    keys = msgspec.json.decode(text, type=NodeKeys)
-    if keys.client is not None:
-        write_private(directory / CLIENT_FILE, keys.client)
-    if keys.server is not None:
-        write_private(directory / SERVER_FILE, keys.server)
-        if keys.client is not None:
-            authorize(directory, _NAME, keys.client.public)

@@ -8,9 +8,8 @@ import socket
 import sys
 import time
 
-import msgspec
-
 from gt.core.environment import load_extra
+from gt.launch.commands import decode_command
 from gt.launch.launched_process import GRACE_SECONDS, LaunchedProcess
 
 _RETRY_SECONDS = 0.1
@@ -20,10 +19,10 @@ class WorkerActor:
     """Runs a worker, and ends with it: Ray then starts another actor in its place, which runs another worker. The end
     of a worker that has never joined is in `read_status` instead, and one that has ended well is not replaced."""
 
-    def __init__(self, command: list[str], keys: str, environment: dict[str, str]) -> None:
+    def __init__(self, command: str) -> None:
         ray = load_extra("ray", "ray", "an actor")
         self._is_replacement = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        self._process = LaunchedProcess(command, keys, environment, self._note_end)
+        self._process = LaunchedProcess(decode_command(command), self._note_end)
 
     def _note_end(self, process: LaunchedProcess) -> None:
         status = process.read_status()
@@ -35,7 +34,7 @@ class WorkerActor:
         os._exit(1)
 
     def read_status(self) -> str:
-        return msgspec.json.encode(self._process.read_status()).decode()
+        return self._process.encode_status()
 
     def stop(self) -> None:
         self._process.stop()
@@ -44,9 +43,9 @@ class WorkerActor:
 class ServerActor(WorkerActor):
     """Runs a server, at the same port when Ray has started the actor anew."""
 
-    def __init__(self, command: list[str], keys: str, environment: dict[str, str], host: str, port: int) -> None:
+    def __init__(self, command: str, host: str, port: int) -> None:
         _wait_until_free(host, port)
-        super().__init__(command, keys, environment)
+        super().__init__(command)
 
 
 def find_place() -> tuple[str, int]:

@@ -10,9 +10,9 @@ import pytest
 import gt
 from gt.core.settings import Settings
 from gt.launch import clusters
+from gt.launch.commands import Command, decode_command, launch_environment, worker_command
 from gt.launch.launched_process import LaunchedProcess
-from gt.launch.node_keys import NodeKeys, make_node_keys, read_own_keys, write_node_keys
-from gt.launch.worker_commands import launch_environment, worker_command
+from gt.launch.node_keys import NodeKeys, make_node_keys, read_own_keys
 from gt.wire.server_keys import read_authorized, read_client_key, read_server_key
 from tests.launch.launched import are_gone
 from tests.subprocesses import finish, reserved_port, running, start_interpreter, wait_until
@@ -20,8 +20,8 @@ from tests.subprocesses import finish, reserved_port, running, start_interpreter
 
 def test_keys_pass_as_text_into_private_files(tmp_path):
     keys = make_node_keys()
-    write_node_keys(tmp_path / "server", keys.to_text())
-    write_node_keys(tmp_path / "worker", keys.for_workers().to_text())
+    for name, own in (("server", keys), ("worker", keys.for_workers())):
+        decode_command(Command([], {}, own).to_text()).keys.write(tmp_path / name)
     assert read_server_key(tmp_path / "server") == keys.server
     assert list(read_authorized(tmp_path / "server")) == [keys.client.public]
     assert read_client_key(tmp_path / "worker") == keys.client
@@ -31,7 +31,7 @@ def test_keys_pass_as_text_into_private_files(tmp_path):
 
 
 def test_without_encryption_there_are_no_keys(tmp_path):
-    write_node_keys(tmp_path / "none", NodeKeys().to_text())
+    NodeKeys().write(tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
@@ -46,11 +46,11 @@ def test_a_server_beside_the_program_lets_in_those_with_its_key_and_removes_its_
     try:
         assert place.keys.server is None  # it does not leave the server's machine
         command = worker_command(place.host, place.port, backend="numpy", is_json=True)
-        worker = LaunchedProcess(command, place.keys.to_text(), launch_environment())
+        worker = LaunchedProcess(Command(command, launch_environment(), place.keys))
         status = worker.wait_for_announcement(60)
         assert status.announced is not None and status.announced.device == "cpu", status.describe()
         worker.stop()
-        stranger = LaunchedProcess(command, make_node_keys().for_workers().to_text(), launch_environment())
+        stranger = LaunchedProcess(Command(command, launch_environment(), make_node_keys().for_workers()))
         assert stranger.wait_for_announcement(2).announced is None
         stranger.stop()
     finally:
@@ -62,7 +62,7 @@ def test_a_server_beside_the_program_lets_in_those_with_its_key_and_removes_its_
 
 def test_a_process_that_cannot_start_tells_why():
     ended = []
-    process = LaunchedProcess([sys.executable, "-m", "gt.worker", "--backend", "abacus"], "{}", {}, ended.append)
+    process = LaunchedProcess(Command([sys.executable, "-m", "gt.worker", "--backend", "abacus"]), ended.append)
     assert process.wait_for_announcement(60).exit_code == 2
     wait_until(lambda: ended == [process], what="the note of its end")
     assert re.match(r"(?s)ended with exit code 2; it said:.*abacus", process.read_status().describe())
@@ -71,7 +71,7 @@ def test_a_process_that_cannot_start_tells_why():
 
 def test_a_worker_that_no_server_answers_ends_at_its_limit():
     with reserved_port() as port:
-        process = LaunchedProcess(worker_command("127.0.0.1", port), "{}", launch_environment(), limit=0.5)
+        process = LaunchedProcess(Command(worker_command("127.0.0.1", port), launch_environment()), limit=0.5)
         wait_until(lambda: process.read_status().exit_code is not None, 60, "the end of the worker")
         assert "it was not ready within 0.5 s, and was ended" in process.read_status().output
         process.stop()

@@ -2,7 +2,7 @@
 
 import sys
 
-from gt.launch.worker_commands import launch_environment, server_command, worker_command
+from gt.launch.commands import launch_environment, server_command, worker_command
 from gt.server import __main__ as server
 from gt.worker import __main__ as worker
 
