@@ -1,4 +1,4 @@
-"""Values of options of the command lines of servers and workers."""
+"""Values of options of the command lines of servers, workers and launchers."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ def server_port(text: str) -> int:
 def count(text: str) -> int:
     if not re.fullmatch("[0-9]{1,6}", text):
         raise ValueError("expected a whole number of at least 0")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,6}", text) or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
     return int(text)
 
 
