@@ -15,9 +15,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from string import Template
 
+from gt.core.command_options import positive
 from gt.core.errors import GTError, SettingsError
 from gt.core.output_files import open_text
+from gt.launch.commands import read_template
 
 _NOT_HERE = (
     "there is no `sbatch` on this machine, which submits jobs to SLURM; run this on a login node of the cluster, or "
@@ -48,12 +51,14 @@ def _parser() -> argparse.ArgumentParser:
         description="Run a program as a batch job of SLURM, on workers of all its nodes. Options of this command come "
         "before the program, its own arguments after it.",
     )
-    parser.add_argument("--nodes", type=_count, default=1, help="how many nodes (default: 1)")
+    parser.add_argument("--nodes", type=positive, default=1, help="how many nodes (default: 1)")
     parser.add_argument("--gpus-per-node", type=_gpus, metavar="[TYPE:]N", help="GPUs of each node, with a worker each")
-    parser.add_argument("--workers-per-node", type=_count, metavar="N", help="default: one for each GPU, or one")
-    parser.add_argument("--cpus-per-worker", type=_count, metavar="N", help="CPUs of each worker (default: SLURM's)")
-    parser.add_argument("--min-workers", type=_count, metavar="N", help="how many the program waits for (default: all)")
-    parser.add_argument("--timeout", type=_count, metavar="SECONDS", default=300, help="of that wait (default: 300)")
+    parser.add_argument("--workers-per-node", type=positive, metavar="N", help="default: one for each GPU, or one")
+    parser.add_argument("--cpus-per-worker", type=positive, metavar="N", help="CPUs of each worker (default: SLURM's)")
+    parser.add_argument(
+        "--min-workers", type=positive, metavar="N", help="how many the program waits for (default: all)"
+    )
+    parser.add_argument("--timeout", type=positive, metavar="SECONDS", default=300, help="of that wait (default: 300)")
     parser.add_argument("--job-name", help="default: the name of the program")
     for option in ("--time", "--partition", "--account", "--qos", "--mem", "--output"):
         parser.add_argument(option, help=f"passed on to sbatch: {option}")
@@ -70,12 +75,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("program", help="a Python file, or -m MODULE after --")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the program")
     return parser
-
-
-def _count(text: str) -> int:
-    if not re.fullmatch("[0-9]{1,6}", text) or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-    return int(text)
 
 
 def _gpus(text: str) -> str:
@@ -107,7 +106,9 @@ def write_script(options: argparse.Namespace) -> str:
     job += [f"--min-workers={options.min_workers or workers * options.nodes}", f"--timeout={options.timeout}"]
     job += [f"--directory={options.directory}"] if options.directory else []
     command = shlex.join([*job, "--", options.program, *options.arguments])
-    return "\n".join(["#!/bin/sh", *[f"#SBATCH {line}" for line in lines], "", f"exec {command}", ""])
+    return Template(read_template("slurm.sh")).substitute(
+        options="\n".join(f"#SBATCH {line}" for line in lines), job=command
+    )
 
 
 def _name_of(options: argparse.Namespace) -> str:

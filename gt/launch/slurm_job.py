@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import select
 import shutil
@@ -21,34 +20,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+import msgspec
+
 from gt.core.environment import SAFE_PATH
 from gt.core.errors import GTError, SettingsError
 from gt.core.settings import read_settings
-from gt.launch.worker_commands import launch_environment, server_command, worker_command
+from gt.launch.commands import (
+    Command,
+    ServerPlace,
+    joining_environment,
+    launch_environment,
+    read_template,
+    server_command,
+    worker_command,
+)
+from gt.launch.launched_process import Announcement, end_processes, have_ended
+from gt.launch.node_keys import make_node_keys
 from gt.wire.addresses import LOOPBACK, NotResolved, interface_address, is_loopback, reaching_address, resolve
 from gt.wire.private_files import require_private
-from gt.wire.server_keys import CLIENT_FILE, make_client_key, make_server_key, write_client_key
 
 _START_SECONDS = 60.0  # time for the server to listen
 _LOSS_SECONDS = 30.0  # a program may go on this long after the end of all workers
 _END_SECONDS = 20.0  # time for the parts to end: SLURM kills what is left KillWait (30 s by default) after SIGTERM
 _POLL_SECONDS = 0.1
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)  # sbatch --signal=B:USR1@120 tells of the end of the time
-
-
-_AWAIT_KEYS = """
-n=0
-until test -r "$GT_KEYS/client.key"; do
-    n=$((n + 1))
-    if test $n -gt {seconds}; then
-        echo "gt.launch.slurm: $(hostname) does not see $GT_KEYS, where the first node has made the keys of the job;" \\
-            "give a directory that all nodes share with --directory" >&2
-        exit 1
-    fi
-    sleep 1
-done
-exec "$0" "$@"
-"""
 
 
 class _Ended(Exception):
@@ -90,21 +85,30 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     place = options.directory or Path.home() / ".gt" / "slurm"
     with _job_keys(place, f"{environ.get('SLURM_CLUSTER_NAME', '')}-{job}") as keys, _Parts() as parts:
         address = _own_address(environ)
-        others = {name: value for name, value in environ.items() if not name.startswith("GT_")}
-        shared = {**others, **SAFE_PATH, **launch_environment(keys, environ)}
-        server = parts.start(server_command(address, 0, is_json=True), shared, stdout=subprocess.PIPE)
-        port = _read_port(server)
-        workers = parts.start(_srun(options.workers_per_node, address, port, environ), shared)
-        joining = {"GT_SERVER": f"{address}:{port}", "GT_KEYS": str(keys), "GT_MIN_WORKERS": str(options.min_workers)}
-        chosen = {name: value for name, value in environ.items() if name != "GT_WORKERS"}
-        defaults = {"GT_TIMEOUT": f"{options.timeout:g}", "PYTHONUNBUFFERED": "1"}
-        program = parts.start([sys.executable, *options.program], {**defaults, **chosen, **joining})
+        server = parts.start(_on_nodes(server_command(address, 0, is_json=True), keys, environ), subprocess.PIPE)
+        place = ServerPlace(address, _read_port(server), directory=keys)
+        workers, program = [parts.start(command) for command in commands(place, options, environ)]
         _forward_signals(program)
         code = _watch(program, server, workers)
         # The server tells its workers to end, and srun ends with them.
         server.terminate()
-        _wait([server, workers], _END_SECONDS)
+        have_ended([server, workers], _END_SECONDS)
     return code
+
+
+def commands(place: ServerPlace, options: argparse.Namespace, environ: Mapping[str, str]) -> list[Command]:
+    """The workers of all nodes, and the program."""
+    workers = _srun(options.workers_per_node, place, environ)
+    chosen = {name: value for name, value in environ.items() if name != "GT_WORKERS"}
+    defaults = {"GT_TIMEOUT": f"{options.timeout:g}", "PYTHONUNBUFFERED": "1"}
+    joining = {**joining_environment(place, options.min_workers), "GT_KEYS": str(place.directory)}
+    program = Command([sys.executable, *options.program], {**defaults, **chosen, **joining})
+    return [_on_nodes(workers, place.directory, environ), program]
+
+
+def _on_nodes(arguments: list[str], keys: Path | None, environ: Mapping[str, str]) -> Command:
+    others = {name: value for name, value in environ.items() if not name.startswith("GT_")}
+    return Command(arguments, {**others, **SAFE_PATH, **launch_environment(keys, environ)})
 
 
 class _Parts:
@@ -113,13 +117,12 @@ class _Parts:
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def start(
-        self, command: Sequence[str], environment: Mapping[str, str], stdout: int | None = None
-    ) -> subprocess.Popen[bytes]:
+    def start(self, command: Command, stdout: int | None = None) -> subprocess.Popen[bytes]:
+        arguments, variables = command.arguments, command.environment
         try:
-            process = subprocess.Popen(command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=stdout)
+            process = subprocess.Popen(arguments, env=variables, stdin=subprocess.DEVNULL, stdout=stdout)
         except OSError as error:
-            raise SettingsError(f"{command[0]} cannot be started: {error}; is it installed on the nodes?") from None
+            raise SettingsError(f"{arguments[0]} cannot be started: {error}; is it installed on the nodes?") from None
         self._processes.append(process)
         return process
 
@@ -127,7 +130,7 @@ class _Parts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _end(self._processes)
+        end_processes(self._processes, _END_SECONDS)
         for process in self._processes:
             with process:  # closes its pipes
                 pass
@@ -149,8 +152,7 @@ def _job_keys(place: Path, job: str) -> Iterator[Path]:
             f"with --directory"
         ) from None
     try:
-        make_server_key(directory)
-        write_client_key(directory / CLIENT_FILE, make_client_key(directory, "job"))
+        make_node_keys("job").write(directory)
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -204,10 +206,10 @@ def _read_port(server: subprocess.Popen[bytes]) -> int:
     line = server.stdout.readline()
     if not line:
         raise SettingsError(f"the server has ended with exit code {server.wait()}, and says why above")
-    return int(json.loads(line)["port"])
+    return msgspec.json.decode(line, type=Announcement).port
 
 
-def _srun(workers: int, address: str, port: int, environ: Mapping[str, str]) -> list[str]:
+def _srun(workers: int, place: ServerPlace, environ: Mapping[str, str]) -> list[str]:
     """The command that starts the workers of all nodes. One that ends does not end the others, and is said."""
     nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
     command = ["srun", f"--nodes={nodes}", f"--ntasks-per-node={workers}", f"--ntasks={workers * int(nodes)}"]
@@ -215,29 +217,12 @@ def _srun(workers: int, address: str, port: int, environ: Mapping[str, str]) -> 
     command += [f"--cpus-per-task={cpus}"] if cpus else []
     # sbatch --export=NONE is meant for the job, not for what the job tells its workers
     command += ["--export=ALL", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--label"]
-    return [*command, *after_keys(worker_command(address, port))]
+    return [*command, *after_keys(worker_command(place.host, place.port))]
 
 
 def after_keys(command: Sequence[str], seconds: int = 30) -> list[str]:
     """A command that begins when its node sees the keys of the job: a shared file system may take a while."""
-    return ["sh", "-c", _AWAIT_KEYS.format(seconds=seconds), *command]
-
-
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Tell processes to end, all at once, and kill those that do not."""
-    for process in processes:
-        process.terminate()
-    _wait(processes, _END_SECONDS)
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))
+    return ["sh", "-c", read_template("await_keys.sh").format(seconds=seconds), *command]
 
 
 def _watch(program: subprocess.Popen[bytes], server: subprocess.Popen[bytes], workers: subprocess.Popen[bytes]) -> int:
@@ -250,7 +235,7 @@ def _watch(program: subprocess.Popen[bytes], server: subprocess.Popen[bytes], wo
             deadline = time.monotonic() + _LOSS_SECONDS
             _say(f"{' and '.join(lost)} ended before the program; it is ended in {_LOSS_SECONDS:g} s if it goes on")
         if time.monotonic() > deadline:
-            _end([program])
+            end_processes([program], _END_SECONDS)
             return 1
         time.sleep(_POLL_SECONDS)
     return 128 - code if code < 0 else code

@@ -11,6 +11,7 @@ import pytest
 
 import gt
 from gt.launch import slurm, slurm_job
+from gt.launch.commands import Command
 from gt.wire.server_keys import read_authorized, read_client_key, read_server_key
 from tests.subprocesses import ROOT
 
@@ -194,7 +195,7 @@ SLEEPING = "import time; time.sleep(60)"
 @pytest.fixture
 def parts():
     with slurm_job._Parts() as parts:
-        yield lambda code: parts.start([sys.executable, "-c", code], {})
+        yield lambda code: parts.start(Command([sys.executable, "-c", code]))
 
 
 def test_a_job_ends_with_the_exit_code_of_its_program(parts):
