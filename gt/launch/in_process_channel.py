@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -31,12 +32,81 @@ from gt.worker.executor import Executor
 from gt.worker.tensor_transfers import WriteBytes
 
 
-class InProcessChannel:
-    """A channel to a dispatcher and workers in this process. `send` returns when the workers have run its commands.
-    `hosts` are machines that plans take the workers to be on."""
+class SynchronousChannel(ABC):
+    """A channel to a dispatcher in this process whose commands are done when `send` returns. `devices` are the names of
+    the workers' devices and their bytes, `hosts` the machines that plans take the workers to be on."""
 
     is_asynchronous = False
     is_full = False
+
+    def __init__(
+        self,
+        devices: Sequence[tuple[str, int]],
+        observer: Observer | None,
+        copy_limit: int | None,
+        limits: Limits | None,
+        hosts: Sequence[str],
+    ) -> None:
+        self.dispatcher = Dispatcher(observer, copy_limit, limits)
+        self.view = DispatcherView(self.dispatcher, self._read_progress)
+        self._observer = observer
+        for (device, memory), host in zip(devices, hosts or ["here"] * len(devices), strict=True):
+            name = host if hosts else ""
+            number, _ = self.dispatcher.join_worker(device, host, os.getpid(), memory, hostname=name)
+            self.dispatcher.make_ready(number)
+        self._session = self.dispatcher.open_session("here", os.getpid())
+        self._arrived: deque[Received] = deque()
+        self._lock = threading.Lock()  # held by the thread that uses the dispatcher
+        self._is_closed = False
+
+    def welcome(self) -> Welcome:
+        infos = tuple(worker.info for worker in self.dispatcher.state.workers.values())
+        return Welcome(__version__, self._session, os.getpid(), "here", infos)
+
+    def with_dispatcher(self, act: Callable[[Dispatcher], Sequence[Outgoing]]) -> None:
+        """Let another thread use the dispatcher, between two batches; `act` returns the messages to deliver. Raises
+        SessionError after `close`."""
+        with self._lock:
+            if self._is_closed:
+                raise SessionError(CLOSED)
+            self._deliver(act(self.dispatcher))
+
+    @abstractmethod
+    def _deliver(self, outgoing: Sequence[Outgoing]) -> None:
+        """Deliver messages, and then those that the reports of the workers give rise to."""
+
+    def read_status(self) -> ProgramStatus:
+        """The status of workers and sessions; any thread may ask."""
+        return self.view.read_status()
+
+    def _read_progress(self) -> Mapping[int, Sequence[int]]:
+        """The memory in which each worker shows what it does."""
+        return {}
+
+    def read_directly(self, ident: int) -> Buffer | None:
+        return None
+
+    def wait(self) -> None:
+        """Answers are here when `send` returns, so this waits only for a batch that another thread is sending."""
+        time.sleep(0.001)
+
+    def receive(self) -> list[Received]:
+        arrived = []
+        while self._arrived:  # one by one, since other threads append meanwhile
+            arrived.append(self._arrived.popleft())
+        return arrived
+
+    def how_it_ended(self, pid: int) -> str:
+        return ""
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._observer is not None:
+            self._observer.close()
+
+
+class InProcessChannel(SynchronousChannel):
+    """A channel to a dispatcher and workers in this process. `send` returns when the workers have run its commands."""
 
     def __init__(
         self,
@@ -50,18 +120,10 @@ class InProcessChannel:
     ) -> None:
         compiling = compiling or CompileSettings()
         self._compile_server = CompileServerConnection(own_directory, compiling)
-        self.dispatcher = Dispatcher(observer, copy_limit, limits)
-        self.view = DispatcherView(self.dispatcher, self._read_progress)
-        self._observer = observer
         self.executors = [self._make_executor(number, backend, compiling) for number in range(workers)]
-        for executor, host in zip(self.executors, hosts or ["here"] * workers, strict=True):
-            engine, name = executor.engine, host if hosts else ""
-            self.dispatcher.join_worker(engine.device, host, os.getpid(), engine.memory(), hostname=name)
-            self.dispatcher.make_ready(executor.worker)
-        self._session = self.dispatcher.open_session("here", os.getpid())
-        self._arrived: deque[Received] = deque()
         self._reactions: list[Outgoing] = []  # the dispatcher's reactions to reports
-        self._lock = threading.Lock()  # held by the thread that uses the dispatcher
+        devices = [(executor.engine.device, executor.engine.memory()) for executor in self.executors]
+        super().__init__(devices, observer, copy_limit, limits, hosts)
 
     def _make_executor(self, worker: int, backend: str, compiling: CompileSettings) -> Executor:
         return Executor(
@@ -74,26 +136,10 @@ class InProcessChannel:
             compiles_all=compiling.is_automatic,
         )
 
-    def welcome(self) -> Welcome:
-        infos = tuple(worker.info for worker in self.dispatcher.state.workers.values())
-        return Welcome(__version__, self._session, os.getpid(), "here", infos)
-
     def send(self, batch: Sequence[Instruction], uploads: Sequence[Upload]) -> None:
         buffers = [as_buffer(upload) for upload in uploads]
         with self._lock:
             self._deliver(self.dispatcher.instruct(self._session, batch, buffers))
-
-    def with_dispatcher(self, act: Callable[[Dispatcher], Sequence[Outgoing]]) -> None:
-        """Let another thread use the dispatcher, between two batches; `act` returns the messages to deliver. Raises
-        SessionError after `close`."""
-        with self._lock:
-            if not self.executors:
-                raise SessionError(CLOSED)
-            self._deliver(act(self.dispatcher))
-
-    def read_status(self) -> ProgramStatus:
-        """The status of workers and sessions; any thread may ask."""
-        return self.view.read_status()
 
     def _read_progress(self) -> dict[int, Sequence[int]]:
         return {executor.worker: executor.progress for executor in list(self.executors)}
@@ -112,7 +158,6 @@ class InProcessChannel:
                 return executor.read(ident)
 
     def _deliver(self, outgoing: Sequence[Outgoing]) -> None:
-        """Deliver messages, and then those that the reports of the workers give rise to."""
         while outgoing:
             if len(self.executors) == 1:
                 self._deliver_alone(outgoing)
@@ -176,24 +221,10 @@ class InProcessChannel:
         for report, buffer in reports:
             self._reactions += self.dispatcher.report(worker, report, buffer)
 
-    def wait(self) -> None:
-        """Answers are here when `send` returns, so this waits only for a batch that another thread is sending."""
-        time.sleep(0.001)
-
-    def receive(self) -> list[Received]:
-        arrived = []
-        while self._arrived:  # one by one, since other threads append meanwhile
-            arrived.append(self._arrived.popleft())
-        return arrived
-
-    def how_it_ended(self, pid: int) -> str:
-        return ""
-
     def close(self) -> None:
         self._compile_server.close()
         self.executors.clear()
-        if self._observer is not None:
-            self._observer.close()
+        super().close()
 
 
 def _export(nbytes: int, place: ByteRange | None, write: WriteBytes) -> tuple[ByteRange, memoryview]:

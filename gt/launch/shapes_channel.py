@@ -6,10 +6,6 @@ nowhere, and no tensor has memory.
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,23 +29,18 @@ from gt.core.messages import (
     TimelineReport,
     Traffic,
     Versions,
-    Welcome,
     WorkerMemory,
     WorkerReadTraffic,
     WorkerReportProgress,
     WorkerStats,
 )
-from gt.core.program_view import ProgramStatus
-from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient
 from gt.dispatcher.state import State
 from gt.dispatcher.state_records import SessionRecord
-from gt.dispatcher.status import read_status
 from gt.dispatcher.tensor_records import TensorRecord
+from gt.launch.in_process_channel import SynchronousChannel
 from gt.sharding.spec import DeviceMesh
-from gt.version import __version__
 from gt.wire.client_channel import Received, Upload
-from gt.wire.codec import Buffer
 from gt.worker.memory_recorder import MemoryPurpose, MemoryRecording
 
 # The reports of a worker that has done nothing, by the command that asks for them.
@@ -121,12 +112,8 @@ class _PlannedMemory:
         return {ident: (tensor.spec.mesh, tensor.nbytes) for ident, tensor in [*tensors.items(), *records]}
 
 
-class ShapesChannel:
-    """A channel to a dispatcher whose workers do nothing. The bytes of uploads are not kept. `hosts` are machines that
-    plans take the workers to be on."""
-
-    is_asynchronous = False
-    is_full = False
+class ShapesChannel(SynchronousChannel):
+    """A channel to a dispatcher whose workers do nothing. The bytes of uploads are not kept."""
 
     def __init__(
         self,
@@ -136,19 +123,8 @@ class ShapesChannel:
         limits: Limits | None = None,
         hosts: Sequence[str] = (),
     ) -> None:
-        self.dispatcher = Dispatcher(observer, copy_limit, limits)
-        self._observer = observer
-        for host in hosts or ["here"] * workers:
-            number, _ = self.dispatcher.join_worker("cpu", host, os.getpid(), hostname=host if hosts else "")
-            self.dispatcher.make_ready(number)
-        self._session = self.dispatcher.open_session("here", os.getpid())
+        super().__init__([("cpu", 0)] * workers, observer, copy_limit, limits, hosts)
         self._memory = _PlannedMemory(self.dispatcher.state)
-        self._arrived: deque[Received] = deque()
-        self._lock = threading.Lock()  # held by the thread that uses the dispatcher
-
-    def welcome(self) -> Welcome:
-        infos = tuple(worker.info for worker in self.dispatcher.state.workers.values())
-        return Welcome(__version__, self._session, os.getpid(), "here", infos)
 
     def send(self, batch: Sequence[Instruction], uploads: Sequence[Upload]) -> None:
         with self._lock:
@@ -166,18 +142,6 @@ class ShapesChannel:
             else:
                 yield [instruction]
 
-    def with_dispatcher(self, act: Callable[[Dispatcher], Sequence[Outgoing]]) -> None:
-        """Let another thread use the dispatcher, between two batches; `act` returns the messages to deliver."""
-        with self._lock:
-            self._deliver(act(self.dispatcher))
-
-    def read_status(self) -> ProgramStatus:
-        """The status of workers and sessions; any thread may ask."""
-        return read_status(self.dispatcher, {})
-
-    def read_directly(self, ident: int) -> Buffer | None:
-        return None
-
     def _deliver(self, outgoing: Sequence[Outgoing]) -> None:
         for message in outgoing:
             if isinstance(message, ToClient):
@@ -189,20 +153,3 @@ class ShapesChannel:
                     self._deliver(self.dispatcher.report(worker, self._memory.report(worker, message.command), None))
                 elif report is not None:
                     self._deliver(self.dispatcher.report(worker, report(message.command), None))
-
-    def wait(self) -> None:
-        """Answers are here when `send` returns, so this waits only for a batch that another thread is sending."""
-        time.sleep(0.001)
-
-    def receive(self) -> list[Received]:
-        arrived = []
-        while self._arrived:  # one by one, since other threads append meanwhile
-            arrived.append(self._arrived.popleft())
-        return arrived
-
-    def how_it_ended(self, pid: int) -> str:
-        return ""
-
-    def close(self) -> None:
-        if self._observer is not None:
-            self._observer.close()
