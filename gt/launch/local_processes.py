@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from multiprocessing.connection import Pipe
 from pathlib import Path
 
@@ -18,16 +14,23 @@ import msgspec
 import torch
 
 from gt.core.environment import PYTHON, import_environment, usable_cpus
-from gt.core.errors import SettingsError, WorkerLost
+from gt.core.errors import WorkerLost
 from gt.core.settings import Settings
 from gt.launch.commands import MEMORY_SETTINGS
+from gt.launch.launched_process import (
+    describe_end,
+    end_processes,
+    have_ended,
+    last_output,
+    make_directory,
+    writing,
+)
 from gt.wire import shared_memory
 from gt.wire.worker_status import GRACE_SECONDS, WorkerStatus
 
 # Garbage collection would take a sixth of the time of the imports, and would write to pages that workers share.
 _FORK_SERVER = "import gc; gc.disable(); from gt.worker.fork_server import main; main()"
 _STARTING = " while starting"
-_OUTPUT_LENGTH = 4000  # characters: the stacks of all threads of a worker that crashed
 _ENDING_SECONDS = 2.0  # time for the fork server, after the end of its workers
 _REPORT_SECONDS = 1.0  # time for the report of an end that was noticed already
 
@@ -37,7 +40,7 @@ class LocalProcesses:
     this user can enter."""
 
     def __init__(self, workers: int, settings: Settings) -> None:
-        self._directory = _make_directory()
+        self._directory = make_directory()
         self.endpoint = f"ipc://{self._directory}/server"
         self._count = workers
         self._workers: dict[int, WorkerStatus] = {}  # the last status of each worker, by number
@@ -60,7 +63,7 @@ class LocalProcesses:
         return [str(self._directory), *(str(part) for option in (server | worker).items() for part in option)]
 
     def _start(self, options: list[str], standard_input: int, shows_logs: bool) -> None:
-        with _writing(self._directory):
+        with writing(self._directory):
             log = None if shows_logs else self._log("fork-server").open("wb")
         try:
             self._fork_server = subprocess.Popen(
@@ -108,14 +111,15 @@ class LocalProcesses:
     def _describe(self, worker: WorkerStatus, when: str = "") -> str:
         """How a worker has ended."""
         assert worker.exit_code is not None
-        return _ending(worker.exit_code) + when + self._last_output(f"worker-{worker.number}")
+        return describe_end(worker.exit_code, self._last_output(f"worker-{worker.number}"), when)
 
     def _fork_server_ending(self, seconds: float, when: str = "") -> str:
         """How the fork server has ended, if it has or does so within some seconds."""
-        if self._fork_server is None or not _wait(self._fork_server, seconds):
+        server = self._fork_server
+        if server is None or not have_ended([server], seconds):
             return ""
-        how = _ending(self._fork_server.returncode) + when + self._last_output("fork-server")
-        return f"fork server (pid {self._fork_server.pid}) {how}"
+        how = describe_end(server.returncode, self._last_output("fork-server"), when)
+        return f"fork server (pid {server.pid}) {how}"
 
     def _receive_all(self) -> None:
         while self._receive(0.0):
@@ -135,56 +139,20 @@ class LocalProcesses:
 
     def _last_output(self, name: str) -> str:
         try:
-            text = self._log(name).read_text(errors="replace").strip()
+            return last_output(self._log(name).read_bytes())
         except OSError:
             return ""
-        return f"; it said:\n{text[-_OUTPUT_LENGTH:]}\n" if text else ""
 
     def stop(self) -> None:
         """End all processes: by SIGTERM, and by SIGKILL those that do not end in time."""
         if self._fork_server is not None:
-            self._fork_server.terminate()
-            if not _wait(self._fork_server, GRACE_SECONDS + _ENDING_SECONDS):
-                self._fork_server.kill()
-                self._fork_server.wait()
+            end_processes([self._fork_server], GRACE_SECONDS + _ENDING_SECONDS)
             while self._receive(_ENDING_SECONDS):  # False once all workers have ended
                 pass
         self._reports.close()
         for worker in self._workers.values():
             shared_memory.sweep(worker.pid)
         shutil.rmtree(self._directory, ignore_errors=True)
-
-
-def _make_directory() -> Path:
-    """A directory for sockets and logs that only this user can enter."""
-    with _writing("a new directory"):
-        return Path(tempfile.mkdtemp(prefix="gt-"))
-
-
-@contextmanager
-def _writing(what: Path | str) -> Generator[None]:
-    """Raise SettingsError if temporary files cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise SettingsError(
-            f"{what} for the sockets and logs of workers cannot be written: {error}; set TMPDIR to a directory that "
-            f"exists, is writable and has room"
-        ) from None
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def _ending(exit_code: int) -> str:
-    if exit_code < 0:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    return f"ended with exit code {exit_code}"
 
 
 def _environment() -> dict[str, str]:
