@@ -8,9 +8,7 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -19,14 +17,7 @@ from gt.client.session import Session
 from gt.core.errors import ServerLost, SessionError, SettingsError, WorkerLost, nearest
 from gt.core.settings import BACKENDS, Settings, parse_address, read_settings
 from gt.launch import sessions
-from gt.launch.commands import (
-    Command,
-    Launcher,
-    ServerPlace,
-    launch_environment,
-    server_command,
-    worker_command,
-)
+from gt.launch.commands import Command, Launcher, ServerPlace, launch_environment, server_command, worker_command
 from gt.launch.launched_process import LaunchedProcess, ProcessStatus
 from gt.launch.node_keys import NodeKeys, make_node_keys, read_own_keys
 from gt.monitor.progress import open_display
@@ -104,8 +95,7 @@ class Cluster:
         """Join the server from this program, once it has `min_workers`."""
         if self._is_stopped:
             raise SessionError(f"{self.address} cannot be joined: {_STOPPED}; launch the workers again")
-        with _keys_in(self.keys):
-            sessions.connect(self.address, min_workers)
+        sessions.join(self.address, min_workers, self.keys)
         self._session = active_session.active
 
     def wait_for_workers(self, seconds: float) -> None:
@@ -213,18 +203,3 @@ def choose_backend(given: str | None, settings: Settings, call: str) -> str:
     if backend not in BACKENDS:
         raise SettingsError(f"{call}(backend={given!r}) is not possible; {nearest(str(backend), BACKENDS)}")
     return backend
-
-
-@contextmanager
-def _keys_in(directory: Path | None) -> Generator[None]:
-    """Inside, keys are those of a directory: a session reads GT_KEYS when it is opened."""
-    before = os.environ.get("GT_KEYS")
-    if directory is not None:
-        os.environ["GT_KEYS"] = str(directory)
-    try:
-        yield
-    finally:
-        if directory is not None:
-            del os.environ["GT_KEYS"]
-            if before is not None:
-                os.environ["GT_KEYS"] = before

@@ -10,50 +10,44 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
+from gt.client.host_data import copy_bytes
+from gt.client.session import Session
+from gt.client.torch_patches.avoided_imports import import_shape_functions
 from gt.core.errors import SessionError, WorkerLost
-from gt.core.limits import Limits
-from gt.core.message_events import Observer
 from gt.core.messages import Answer, Instruction, Welcome
 from gt.core.program_view import ProgramStatus
 from gt.core.progress import ProgressDisplay
+from gt.core.settings import Settings
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing
 from gt.dispatcher.server import Server
 from gt.launch.local_processes import LocalProcesses
+from gt.monitor.instruction_log import open_log
+from gt.monitor.progress import open_display
 from gt.wire import shared_memory
 from gt.wire.client_channel import CLOSED, Received, Upload
 from gt.wire.codec import Payload
 from gt.wire.long_waits import LongWait
-from gt.wire.payloads import CopyBytes, Payloads
+from gt.wire.payloads import Payloads
 from gt.wire.sockets import MessageWait
 
 
 class HostedDispatcherChannel:
-    """A channel to a dispatcher in this process, whose server is polled only inside `send` and `receive`. `copy` writes
-    to memory shared with the workers (None: none is shared). A worker that is silent for `silence` seconds counts as
-    lost."""
+    """A channel to a dispatcher in this process, whose server is polled only inside `send` and `receive`, and to worker
+    processes that it starts. They import torch while the program goes on, until it first needs them."""
 
     is_asynchronous = True
     is_full = False
 
-    def __init__(
-        self,
-        processes: LocalProcesses,
-        copy: CopyBytes | None,
-        observer: Observer | None = None,
-        silence: float = 0,
-        copy_limit: int | None = None,
-        limits: Limits | None = None,
-    ) -> None:
-        self._processes = processes
-        self._payloads = Payloads(copy)
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.processes = LocalProcesses(settings.workers or 1, settings)
+        self._payloads = Payloads(copy_bytes if settings.shares_memory else None)
         try:
-            self._server = Server(processes.endpoint, observer, silence=silence, copy_limit=copy_limit, limits=limits)
-        except zmq.ZMQError as error:
-            raise SessionError(
-                f"cannot listen at {processes.endpoint}: {error}; the directory for temporary files (TMPDIR) must be "
-                f"writable, and its name short"
-            ) from None
+            self._server = self._listen(self.processes.endpoint, settings)
+        except BaseException:
+            self.processes.stop()
+            raise
         self.view = self._server.view
         self._arrived: deque[tuple[Answer, Sequence[Payload]]] = deque()
         self._session = 0
@@ -61,7 +55,28 @@ class HostedDispatcherChannel:
         self._lock = threading.Lock()
         self._waiting = MessageWait(self._lock)
 
-    def welcome(self, workers: int, timeout: float, display: ProgressDisplay | None = None) -> Welcome:
+    def _listen(self, endpoint: str, settings: Settings) -> Server:
+        observer, silence = open_log(settings.log), settings.heartbeat_timeout
+        try:
+            return Server(endpoint, observer, silence=silence, copy_limit=settings.copy_limit, limits=settings.limits)
+        except zmq.ZMQError as error:
+            raise SessionError(
+                f"cannot listen at {endpoint}: {error}; the directory for temporary files (TMPDIR) must be writable, "
+                f"and its name short"
+            ) from None
+
+    def open(self) -> Session:
+        """The session, when all workers are ready. Raises WorkerLost if one of them has ended."""
+        display = open_display(self.settings.progress)
+        try:
+            import_shape_functions()  # while the workers import torch
+            welcome = self._welcome(self.settings.workers or 1, self.settings.timeout, display)
+        except BaseException:
+            self.stop()
+            raise
+        return Session(self, welcome, self.settings.auto_shard, self.settings.hot_path, display)
+
+    def _welcome(self, workers: int, timeout: float, display: ProgressDisplay | None) -> Welcome:
         """Wait until `workers` workers have joined, and open the session."""
         deadline = time.monotonic() + timeout
 
@@ -72,7 +87,7 @@ class HostedDispatcherChannel:
             while count_ready() < workers:
                 if time.monotonic() > deadline:
                     raise WorkerLost(f"after {timeout:g} s of waiting: {count_ready()} of {workers} workers are ready")
-                self._processes.watch()
+                self.processes.watch()
                 wait.tell(lambda: f"starting workers: {count_ready()} of {workers} are ready")
                 if not self._server.turn(waits=False):
                     self.wait()
@@ -130,7 +145,7 @@ class HostedDispatcherChannel:
             raise SessionError(CLOSED)
 
     def how_it_ended(self, pid: int) -> str:
-        return "" if pid in self._server.departures.killed else self._processes.ending(pid)
+        return "" if pid in self._server.departures.killed else self.processes.ending(pid)
 
     def close(self) -> None:
         with self._lock:
@@ -139,3 +154,8 @@ class HostedDispatcherChannel:
             self._waiting.close()
         self._payloads.close()
         shared_memory.sweep(os.getpid())
+
+    def stop(self) -> None:
+        """End the workers before a session was opened."""
+        self.close()
+        self.processes.stop()

@@ -17,14 +17,7 @@ from gt.core.environment import PYTHON, import_environment, usable_cpus
 from gt.core.errors import WorkerLost
 from gt.core.settings import Settings
 from gt.launch.commands import MEMORY_SETTINGS
-from gt.launch.launched_process import (
-    describe_end,
-    end_processes,
-    have_ended,
-    last_output,
-    make_directory,
-    writing,
-)
+from gt.launch.launched_process import describe_end, end_processes, have_ended, last_output, make_directory, writing
 from gt.wire import shared_memory
 from gt.wire.worker_status import GRACE_SECONDS, WorkerStatus
 

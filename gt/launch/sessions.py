@@ -6,6 +6,7 @@ import os
 import sys
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,7 +29,6 @@ from gt.debug.traces import Trace
 from gt.launch.hosted_dispatcher_channel import HostedDispatcherChannel
 from gt.launch.in_process_channel import InProcessChannel
 from gt.launch.local_processes import LocalProcesses
-from gt.launch.pending_session import PendingSession
 from gt.launch.program_captures import ProgramCaptures
 from gt.launch.shapes_channel import ShapesChannel
 from gt.monitor.instruction_log import open_log
@@ -49,14 +49,14 @@ _ENDED = "GT was shut down, and its tensors with it; call gt.init() to start aga
 
 
 class _LaunchState:
-    """The worker processes of this program, and the number of workers that its first tensor starts. `start` is that of
+    """The worker processes of this program, and the number of workers that its first tensor starts. `start` leads to
     workers whose session was not needed yet; `closed_because` is why no session is opened before `gt.init`. `monitor`
     is the socket that tools attach to; `trace` is that of GT_TRACE. `channel` leads to the dispatcher, if this process
     runs it."""
 
     def __init__(self) -> None:
         self.workers_wanted = 0
-        self.start: PendingSession | None = None
+        self.start: HostedDispatcherChannel | None = None
         self.processes: LocalProcesses | None = None
         self.closed_because = ""
         self.monitor: MonitorSocket | None = None
@@ -69,7 +69,9 @@ class _LaunchState:
 
 
 _state = _LaunchState()
-_inherited: list[PendingSession] = []  # kept after a fork, because freeing them would touch the parent's sockets
+_inherited: list[
+    HostedDispatcherChannel
+] = []  # kept after a fork, because freeing them would touch the parent's sockets
 
 
 @ends_on_users_line
@@ -97,22 +99,35 @@ def init(
     (0, 2, 1, 3)
     """
     with active_session.connecting:  # another thread may start GT too, or wait for its workers
-        if _state.is_running():
-            raise SessionError("GT is running already; call gt.shutdown() first, or gt.init() before the first tensor")
+        _require_no_session()
         if workers is None and server is None:
             workers = _state.workers_wanted or None
         settings = _resolve(workers, mode, backend, server, limits)
         settings = _with_min_workers(settings, min_workers)
-        hosts = _check_hosts(hosts, settings)
-        configure_logging(settings)
-        _state.closed_because = ""
-        _prepare(settings)
-        if settings.mode == "local":
-            _state.start = PendingSession(settings)
-        elif settings.mode == "connected":
-            active_session.activate(_open_connected(settings))
-        else:
-            active_session.activate(_open(settings, hosts))
+        _start(settings, _check_hosts(hosts, settings))
+
+
+def join(address: str, min_workers: int, keys: Path | None) -> None:
+    """`gt.connect`, with the keys of a directory (None: as GT_KEYS says)."""
+    with active_session.connecting:
+        _require_no_session()
+        settings = _with_min_workers(_resolve(None, None, None, address), min_workers)
+        _start(settings if keys is None else msgspec.structs.replace(settings, keys=str(keys)))
+
+
+def _require_no_session() -> None:
+    if _state.is_running():
+        raise SessionError("GT is running already; call gt.shutdown() first, or gt.init() before the first tensor")
+
+
+def _start(settings: Settings, hosts: Sequence[str] = ()) -> None:
+    configure_logging(settings)
+    _state.closed_because = ""
+    _prepare(settings)
+    if settings.mode == "local":
+        _state.start = HostedDispatcherChannel(settings)
+    else:
+        active_session.activate(_open(settings, hosts))
 
 
 @ends_on_users_line
@@ -228,16 +243,16 @@ def _connect_lazily() -> Session:
     configure_logging(settings)
     _prepare(settings)
     if settings.mode == "local":
-        return _finish_start(PendingSession(settings))
+        return _finish_start(HostedDispatcherChannel(settings))
     return _open(settings)
 
 
-def _finish_start(start: PendingSession) -> Session:
+def _finish_start(start: HostedDispatcherChannel) -> Session:
     """Wait for workers that are starting. After a failure GT stays closed: an op that is tried again after `except`
     must not run on another worker."""
     _state.start, _state.processes = None, start.processes
     try:
-        return _observed(start.open(), start.channel, start.settings)
+        return _observed(start.open(), start, start.settings)
     except BaseException as error:
         _state.processes = None
         reason = str(error) or type(error).__name__  # KeyboardInterrupt has no text
