@@ -17,7 +17,7 @@ from gt.wire.addresses import NotResolved, interface_address, is_loopback, resol
 from gt.wire.lifeline import clear_up, end_with_parent
 from gt.wire.stderr_logging import configure_logging
 from gt.worker.process import WorkerProcess
-from gt.worker.task_ranks import JoinTurn, choose_device, choose_threads, read_ranks, read_tasks, share_cpus
+from gt.worker.task_ranks import JoinTurn, Ranks, choose_device, choose_threads, read_ranks, read_tasks, share_cpus
 from gt.worker.termination import end_on_sigterm
 
 
@@ -79,12 +79,10 @@ def _make_worker(options: argparse.Namespace, settings: Settings) -> WorkerProce
     endpoint = _find_endpoint(options, settings)
     announce = _announce(endpoint, is_json=options.json)
     ranks = read_ranks()
-    if ranks is None and (tasks := read_tasks()) is not None:
-        device, threads = device or choose_device(tasks, options.backend), threads or share_cpus(tasks)
-    if ranks is None:
-        return WorkerProcess(endpoint, options.backend, device, threads, settings, compiling, announce, memory=memory)
-    device, threads = device or choose_device(ranks, options.backend), threads or choose_threads(ranks)
-    turn = JoinTurn(ranks)
+    share = share_cpus if ranks is None else choose_threads
+    if (numbers := ranks or read_tasks()) is not None:
+        device, threads = device or choose_device(numbers, options.backend), threads or share(numbers)
+    turn = JoinTurn(ranks or Ranks(0, 0, 1, 1))
 
     def note_joined(worker: int, device: str) -> None:
         announce(worker, device)

@@ -98,11 +98,11 @@ def choose_threads(ranks: Ranks, environ: Mapping[str, str] = os.environ) -> int
 
 class JoinTurn:
     """Lets workers join in the order of RANK: each waits for a note of the one before it. The order is a convenience:
-    where there are no notes, workers join as they come."""
+    where there are no notes, workers join as they come, and one that is alone has no turn."""
 
     def __init__(self, ranks: Ranks, environ: Mapping[str, str] = os.environ) -> None:
         self._ranks = ranks
-        self._prefix = f"gt/{environ['TORCHELASTIC_RUN_ID']}/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        self._prefix = f"gt/{environ.get('TORCHELASTIC_RUN_ID', '')}/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self._has_joined = False
         self._store = _open_store(environ) if ranks.world_size > 1 else None
 
