@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from gt.core.errors import SessionError
-from gt.core.limits import Limits
-from gt.core.message_events import Observer
 from gt.core.messages import ByteRange, Command, Instruction, Report, RunOp, Welcome
 from gt.core.program_view import ProgramStatus
-from gt.core.settings import CompileSettings
+from gt.core.settings import CompileSettings, Settings
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.dispatcher.status import DispatcherView
+from gt.monitor.instruction_log import open_log
 from gt.version import __version__
 from gt.wire.client_channel import CLOSED, Received, Upload, as_buffer
 from gt.wire.codec import Buffer
@@ -39,17 +38,10 @@ class SynchronousChannel(ABC):
     is_asynchronous = False
     is_full = False
 
-    def __init__(
-        self,
-        devices: Sequence[tuple[str, int]],
-        observer: Observer | None,
-        copy_limit: int | None,
-        limits: Limits | None,
-        hosts: Sequence[str],
-    ) -> None:
-        self.dispatcher = Dispatcher(observer, copy_limit, limits)
+    def __init__(self, devices: Sequence[tuple[str, int]], settings: Settings, hosts: Sequence[str]) -> None:
+        self._observer = open_log(settings.log)
+        self.dispatcher = Dispatcher(self._observer, settings.copy_limit, settings.limits)
         self.view = DispatcherView(self.dispatcher, self._read_progress)
-        self._observer = observer
         for (device, memory), host in zip(devices, hosts or ["here"] * len(devices), strict=True):
             name = host if hosts else ""
             number, _ = self.dispatcher.join_worker(device, host, os.getpid(), memory, hostname=name)
@@ -108,22 +100,13 @@ class SynchronousChannel(ABC):
 class InProcessChannel(SynchronousChannel):
     """A channel to a dispatcher and workers in this process. `send` returns when the workers have run its commands."""
 
-    def __init__(
-        self,
-        workers: int,
-        backend: str,
-        observer: Observer | None = None,
-        copy_limit: int | None = None,
-        compiling: CompileSettings | None = None,
-        limits: Limits | None = None,
-        hosts: Sequence[str] = (),
-    ) -> None:
-        compiling = compiling or CompileSettings()
-        self._compile_server = CompileServerConnection(own_directory, compiling)
-        self.executors = [self._make_executor(number, backend, compiling) for number in range(workers)]
+    def __init__(self, workers: int, backend: str, settings: Settings | None = None, hosts: Sequence[str] = ()) -> None:
+        settings = settings or Settings()
+        self._compile_server = CompileServerConnection(own_directory, settings.compiling)
+        self.executors = [self._make_executor(number, backend, settings.compiling) for number in range(workers)]
         self._reactions: list[Outgoing] = []  # the dispatcher's reactions to reports
         devices = [(executor.engine.device, executor.engine.memory()) for executor in self.executors]
-        super().__init__(devices, observer, copy_limit, limits, hosts)
+        super().__init__(devices, settings, hosts)
 
     def _make_executor(self, worker: int, backend: str, compiling: CompileSettings) -> Executor:
         return Executor(

@@ -31,7 +31,6 @@ from gt.launch.in_process_channel import InProcessChannel
 from gt.launch.local_processes import LocalProcesses
 from gt.launch.program_captures import ProgramCaptures
 from gt.launch.shapes_channel import ShapesChannel
-from gt.monitor.instruction_log import open_log
 from gt.monitor.monitor_socket import MonitorSocket
 from gt.monitor.progress import open_display
 from gt.signals.registry import registry
@@ -344,20 +343,11 @@ def _prepare(settings: Settings) -> None:
 def _open(settings: Settings, hosts: Sequence[str] = ()) -> Session:
     if settings.mode == "connected":
         return _open_connected(settings)
-    observer = open_log(settings.log)
     if settings.mode == "shapes":
-        shapes = ShapesChannel(settings.workers or 1, observer, settings.copy_limit, settings.limits, hosts)
+        shapes = ShapesChannel(settings.workers or 1, settings, hosts)
         session = Session(shapes, shapes.welcome(), settings.auto_shard, settings.hot_path, computes=False)
         return _observed(session, shapes, settings)
-    channel = InProcessChannel(
-        settings.workers or 1,
-        settings.backend,
-        observer,
-        settings.copy_limit,
-        settings.compiling,
-        settings.limits,
-        hosts,
-    )
+    channel = InProcessChannel(settings.workers or 1, settings.backend, settings, hosts)
     display = open_display(settings.progress)
     session = Session(channel, channel.welcome(), settings.auto_shard, settings.hot_path, display)
     for executor in channel.executors:

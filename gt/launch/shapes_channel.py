@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gt.core.ids import is_dispatcher_id
-from gt.core.limits import Limits
-from gt.core.message_events import Observer
 from gt.core.messages import (
     Instruction,
     MemoryReport,
@@ -34,6 +32,7 @@ from gt.core.messages import (
     WorkerReportProgress,
     WorkerStats,
 )
+from gt.core.settings import Settings
 from gt.dispatcher.message_queue import Outgoing, ToClient
 from gt.dispatcher.state import State
 from gt.dispatcher.state_records import SessionRecord
@@ -115,15 +114,8 @@ class _PlannedMemory:
 class ShapesChannel(SynchronousChannel):
     """A channel to a dispatcher whose workers do nothing. The bytes of uploads are not kept."""
 
-    def __init__(
-        self,
-        workers: int,
-        observer: Observer | None = None,
-        copy_limit: int | None = None,
-        limits: Limits | None = None,
-        hosts: Sequence[str] = (),
-    ) -> None:
-        super().__init__([("cpu", 0)] * workers, observer, copy_limit, limits, hosts)
+    def __init__(self, workers: int, settings: Settings, hosts: Sequence[str]) -> None:
+        super().__init__([("cpu", 0)] * workers, settings, hosts)
         self._memory = _PlannedMemory(self.dispatcher.state)
 
     def send(self, batch: Sequence[Instruction], uploads: Sequence[Upload]) -> None:
