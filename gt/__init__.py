@@ -102,8 +102,8 @@ if TYPE_CHECKING:
     from gt.launch.sessions import init as init
     from gt.launch.sessions import shutdown as shutdown
     from gt.launch.sessions import synchronize as synchronize
+    from gt.launch.sessions import workers as workers
     from gt.launch.sharding_plan import Plan as Plan
-    from gt.launch.worker_list import workers as workers
     from gt.sharding.calibration import Calibration as Calibration
     from gt.sharding.placements import Partial as Partial
     from gt.sharding.placements import Replicate as Replicate
@@ -166,9 +166,8 @@ _NAMES: dict[str, str] = {
     ),
     "gt.launch.auto_shard": "auto_shard",
     "gt.launch.calibrate": "calibrate",
-    "gt.launch.sessions": "connect dashboard gpu_workers init shutdown synchronize",
+    "gt.launch.sessions": "connect dashboard gpu_workers init shutdown synchronize workers",
     "gt.launch.sharding_plan": "Plan",
-    "gt.launch.worker_list": "workers",
     "gt.sharding.calibration": "Calibration",
     "gt.sharding.placements": "Partial Replicate Shard",
     "gt.sharding.spec": "DeviceMesh ShardingSpec",

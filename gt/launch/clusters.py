@@ -14,8 +14,9 @@ from typing import Protocol
 
 from gt.client import active_session
 from gt.client.session import Session
-from gt.core.errors import ServerLost, SessionError, SettingsError, WorkerLost, nearest
-from gt.core.settings import BACKENDS, Settings, parse_address, read_settings
+from gt.core.errors import ServerLost, SessionError, WorkerLost
+from gt.core.settings import Settings, parse_address, read_settings
+from gt.core.tracebacks import ends_on_users_line
 from gt.launch import sessions
 from gt.launch.commands import Command, Launcher, ServerPlace, launch_environment, server_command, worker_command
 from gt.launch.launched_process import LaunchedProcess, ProcessStatus
@@ -91,6 +92,7 @@ class Cluster:
         self._stopping = threading.Lock()
         _running[id(self)] = self
 
+    @ends_on_users_line
     def connect(self, min_workers: int = 1) -> None:
         """Join the server from this program, once it has `min_workers`."""
         if self._is_stopped:
@@ -195,11 +197,3 @@ def new_worker(place: ServerPlace, *, device: str, backend: str, threads: int = 
     """A worker that joins the server at a place."""
     arguments = worker_command(place.host, place.port, device=device, backend=backend, threads=threads, is_json=True)
     return Command(arguments, launch_environment(), place.keys.for_workers())
-
-
-def choose_backend(given: str | None, settings: Settings, call: str) -> str:
-    """The engine of workers. Raises SettingsError for one that does not exist."""
-    backend = given or settings.backend
-    if backend not in BACKENDS:
-        raise SettingsError(f"{call}(backend={given!r}) is not possible; {nearest(str(backend), BACKENDS)}")
-    return backend

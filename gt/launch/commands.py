@@ -71,7 +71,7 @@ class ServerPlace(NamedTuple):
 
 
 class Launcher(Protocol):
-    """Has commands run on the machines of another system. The functions `commands` of modules are launchers too."""
+    """Has commands run on the machines of another system."""
 
     def commands(self, place: ServerPlace) -> Sequence[Command]:
         """What the system runs for a server at a place: its workers, and maybe the program."""

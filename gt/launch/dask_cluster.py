@@ -8,9 +8,10 @@ from typing import Any
 
 from gt.core.environment import load_extra
 from gt.core.errors import ServerLost, SettingsError, WorkerLost
-from gt.core.settings import Settings, read_settings
+from gt.core.settings import BACKENDS, Settings, read_settings
 from gt.core.tracebacks import ends_on_users_line
-from gt.launch.clusters import Cluster, choose_backend, find_server, launch, new_worker, start_server
+from gt.launch.arguments import check_choice
+from gt.launch.clusters import Cluster, find_server, launch, new_worker, start_server
 from gt.launch.commands import Command, ServerPlace
 from gt.launch.launched_process import ProcessStatus, decode_status
 from gt.wire.addresses import LOOPBACK, reaching_address, resolve
@@ -55,7 +56,7 @@ def dask(
     if client.asynchronous:
         raise SettingsError("gt.launch.dask() waits for workers, so its client must not be asynchronous")
     settings = read_settings()
-    chosen = choose_backend(backend, settings, "gt.launch.dask")
+    chosen = check_choice(backend or settings.backend, BACKENDS, "gt.launch.dask(backend")
     return launch(DaskLauncher(client, chosen, device, max_restarts), server, settings, connects=connect)
 
 

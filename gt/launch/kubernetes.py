@@ -140,10 +140,10 @@ def cluster(options: argparse.Namespace) -> dict[str, Value]:
             f"{options.workers} workers cannot be in pods of {each}; choose --workers as a multiple of "
             f"--workers-per-pod"
         )
-    server = [*server_command("0.0.0.0", PORT, python=options.python), "--health-port", str(HEALTH_PORT)]
-    (worker,) = commands(_place(options), options)
+    launcher = PodLauncher(options)
+    (worker,) = launcher.commands(launcher.place)
     return {
-        **_pod("server", Command(server, _environment(SAFE_PATH))),
+        **_pod("server", launcher.server()),
         **_pod("worker", worker),
         "port": PORT,
         "health_port": HEALTH_PORT,
@@ -155,25 +155,34 @@ def cluster(options: argparse.Namespace) -> dict[str, Value]:
 
 def job(options: argparse.Namespace) -> dict[str, Value]:
     """The pod of a program that waits for all workers."""
-    (program,) = commands(_place(options), options)
+    launcher = PodLauncher(options)
+    (program,) = launcher.commands(launcher.place)
     return _pod("program", program)
 
 
-def _place(options: argparse.Namespace) -> ServerPlace:
-    return ServerPlace(f"{options.name}-server", PORT)
+class PodLauncher:
+    """Runs a server, workers or a program in pods, as options say."""
 
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self.place = ServerPlace(f"{options.name}-server", PORT)
 
-def commands(place: ServerPlace, options: argparse.Namespace) -> list[Command]:
-    """The command of each pod of workers, or that of the program."""
-    if options.command == "job":
-        limits = {"GT_TIMEOUT": str(options.timeout), "PYTHONUNBUFFERED": "1"}
-        environment = _environment({**joining_environment(place, options.workers), **limits})
-        return [Command([options.python, options.program, *options.arguments], environment)]
-    command = worker_command(place.host, place.port, threads=options.cpus_per_worker or 0, python=options.python)
-    if (each := options.workers_per_pod) > 1:  # torchrun gives each of them its GPU
-        run = [options.python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={each}"]
-        command = [*run, *command[1:]]
-    return [Command(command, _environment(SAFE_PATH))]
+    def server(self) -> Command:
+        command = server_command("0.0.0.0", PORT, python=self._options.python)
+        return Command([*command, "--health-port", str(HEALTH_PORT)], _environment(SAFE_PATH))
+
+    def commands(self, place: ServerPlace) -> list[Command]:
+        """What each pod of workers runs, or that of the program."""
+        options = self._options
+        if options.command == "job":
+            limits = {"GT_TIMEOUT": str(options.timeout), "PYTHONUNBUFFERED": "1"}
+            environment = _environment({**joining_environment(place, options.workers), **limits})
+            return [Command([options.python, options.program, *options.arguments], environment)]
+        command = worker_command(place.host, place.port, threads=options.cpus_per_worker or 0, python=options.python)
+        if (each := options.workers_per_pod) > 1:  # torchrun gives each of them its GPU
+            run = [options.python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={each}"]
+            command = [*run, *command[1:]]
+        return [Command(command, _environment(SAFE_PATH))]
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:

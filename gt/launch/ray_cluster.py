@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gt.core.environment import load_extra
-from gt.core.errors import ServerLost, SettingsError, WorkerLost, nearest
-from gt.core.settings import Settings, read_settings
+from gt.core.errors import ServerLost, SettingsError, WorkerLost
+from gt.core.settings import BACKENDS, Settings, read_settings
 from gt.core.tracebacks import ends_on_users_line
-from gt.launch.clusters import Cluster, choose_backend, find_server, launch, new_server, new_worker, start_server
+from gt.launch.arguments import check_choice, check_count
+from gt.launch.clusters import Cluster, find_server, launch, new_server, new_worker, start_server
 from gt.launch.commands import Command, ServerPlace
 from gt.launch.launched_process import GRACE_SECONDS, ProcessStatus, decode_status, make_directory
 from gt.launch.ray_actors import ServerActor, WorkerActor, find_place
@@ -60,17 +61,17 @@ def ray(
     """
     module = load_extra("ray", "ray", _CALL)
     settings = read_settings()
-    backend = choose_backend(backend, settings, "gt.launch.ray")
-    _check(workers, gpus_per_worker, cpus_per_worker, strategy)
+    backend = check_choice(backend or settings.backend, BACKENDS, "gt.launch.ray(backend")
+    check_choice(strategy, STRATEGIES, "gt.launch.ray(strategy")
+    check_count(workers, "gt.launch.ray(workers=)")
+    _check_resources(gpus_per_worker, cpus_per_worker)
     bundle = {"CPU": float(cpus_per_worker), "GPU": float(gpus_per_worker)}
     return launch(
         RayLauncher(module, workers, bundle, backend, strategy, max_restarts), server, settings, connects=connect
     )
 
 
-def _check(workers: int, gpus: float, cpus: float, strategy: str) -> None:
-    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
-        raise SettingsError(f"gt.launch.ray(workers={workers!r}) takes a whole number of at least 1")
+def _check_resources(gpus: float, cpus: float) -> None:
     if not 0 <= gpus <= 1:
         raise SettingsError(
             f"gt.launch.ray(gpus_per_worker={gpus!r}): a worker uses one GPU or a part of one; start a worker for each "
@@ -78,10 +79,6 @@ def _check(workers: int, gpus: float, cpus: float, strategy: str) -> None:
         )
     if not cpus >= 0 or not cpus + gpus:
         raise SettingsError(f"gt.launch.ray(cpus_per_worker={cpus!r}): give workers a CPU or a GPU")
-    if strategy not in STRATEGIES:
-        raise SettingsError(
-            f"gt.launch.ray(strategy={strategy!r}) is not possible; {nearest(str(strategy), STRATEGIES)}"
-        )
 
 
 class RayLauncher:

@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,14 +18,16 @@ from gt.client.interrupts import defer, is_inside
 from gt.client.issued_ops import SessionCaptures
 from gt.client.optimizer_step_hooks import register_step_hooks
 from gt.client.session import FORKED, Session
+from gt.client.session_reads import read_workers
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.torch_compile import patch_compile
-from gt.core.errors import SessionError, SettingsError, nearest
-from gt.core.limits import Limits, parse_limits
+from gt.core.errors import SessionError
+from gt.core.peer_lists import WorkerList
 from gt.core.readable_units import short_site
-from gt.core.settings import BACKENDS, MAX_WORKERS, MODES, Settings, parse_address, read_settings
+from gt.core.settings import Settings, parse_address, read_settings
 from gt.core.tracebacks import ends_on_users_line
 from gt.debug.traces import Trace
+from gt.launch.arguments import check_count, check_hosts, choose_settings
 from gt.launch.hosted_dispatcher_channel import HostedDispatcherChannel
 from gt.launch.in_process_channel import InProcessChannel
 from gt.launch.local_processes import LocalProcesses
@@ -36,6 +38,7 @@ from gt.monitor.progress import open_display
 from gt.signals.registry import registry
 from gt.web_dashboard.start import start_dashboard
 from gt.wire import shared_memory
+from gt.wire.process_identity import host_name
 from gt.wire.server_keys import keys_directory
 from gt.wire.socket_channel import SocketChannel
 from gt.wire.stderr_logging import configure_logging
@@ -68,9 +71,7 @@ class _LaunchState:
 
 
 _state = _LaunchState()
-_inherited: list[
-    HostedDispatcherChannel
-] = []  # kept after a fork, because freeing them would touch the parent's sockets
+_inherited: list[HostedDispatcherChannel] = []  # kept after a fork: to free them would touch the parent's sockets
 
 
 @ends_on_users_line
@@ -101,16 +102,15 @@ def init(
         _require_no_session()
         if workers is None and server is None:
             workers = _state.workers_wanted or None
-        settings = _resolve(workers, mode, backend, server, limits)
-        settings = _with_min_workers(settings, min_workers)
-        _start(settings, _check_hosts(hosts, settings))
+        settings = choose_settings(workers, mode, backend, server, min_workers, limits)
+        _start(settings, check_hosts(hosts, settings))
 
 
 def join(address: str, min_workers: int, keys: Path | None) -> None:
     """`gt.connect`, with the keys of a directory (None: as GT_KEYS says)."""
     with active_session.connecting:
         _require_no_session()
-        settings = _with_min_workers(_resolve(None, None, None, address), min_workers)
+        settings = choose_settings(server=address, min_workers=min_workers)
         _start(settings if keys is None else msgspec.structs.replace(settings, keys=str(keys)))
 
 
@@ -153,7 +153,7 @@ def gpu_workers(count: int) -> None:
     """
     if _state.is_running():
         raise SessionError("gt.gpu_workers() must come before the first tensor: GT is running already")
-    _state.workers_wanted = _check_count(count, "gt.gpu_workers")
+    _state.workers_wanted = check_count(count, "gt.gpu_workers")
     _state.closed_because = ""
 
 
@@ -204,6 +204,21 @@ def synchronize() -> None:
 
 
 @ends_on_users_line
+def workers() -> WorkerList:
+    """The workers that have joined: `worker` (the id), `host`, `pid`, `device`, `memory` (the bytes of the device),
+    `held` (the bytes of tensors on it) and `state` of each: `ready`, `joining`, `busy` (with the same commands for more
+    than a second), `stopped`, or `silent for 3 s`. The list prints as a table.
+
+    >>> gt.init(workers=2, mode="virtual")
+    >>> [(each.worker, each.device, each.state) for each in gt.workers()]
+    [(0, 'cpu', 'ready'), (1, 'cpu', 'ready')]
+    """
+    listed = read_workers(active_session.current()).workers
+    here = host_name()
+    return WorkerList(each if each.host else msgspec.structs.replace(each, host=here) for each in listed)
+
+
+@ends_on_users_line
 def dashboard(port: int = 0) -> Dashboard:
     """Serve a web page that shows what this program does, at a port of this machine (0: any free one):
     `print(gt.dashboard().url)`. It ends with `gt.shutdown()`, or with `.close()`. A dashboard that is open is returned
@@ -238,11 +253,9 @@ def _connect_lazily() -> Session:
         raise SessionError(_state.closed_because)
     if _state.start is not None:
         return _finish_start(_state.start)
-    settings = _resolve(_state.workers_wanted or None, None, None, None)
+    settings = choose_settings(_state.workers_wanted or None)
     configure_logging(settings)
     _prepare(settings)
-    if settings.mode == "local":
-        return _finish_start(HostedDispatcherChannel(settings))
     return _open(settings)
 
 
@@ -259,81 +272,6 @@ def _finish_start(start: HostedDispatcherChannel) -> Session:
         raise
 
 
-def _resolve(
-    workers: int | None, mode: str | None, backend: str | None, server: str | None, limits: str | None = None
-) -> Settings:
-    """The settings of the environment, overridden by arguments, and checked together."""
-    settings = read_settings()
-    given: dict[str, Any] = {}
-    if workers is not None:
-        given |= {"workers": _check_count(workers, "gt.init(workers=)"), "server": ""}
-    if backend is not None:
-        given["backend"] = _check_name(backend, BACKENDS, "backend")
-    if limits is not None:
-        given["limits"] = _check_limits(limits)
-    if server is not None:
-        if workers is not None:
-            raise SettingsError("gt.init() takes workers= to start some or server= to join one that has them, not both")
-        given |= {"server": server, "workers": 0}
-    settings = msgspec.structs.replace(settings, **given)
-    default = "connected" if settings.server else "local" if settings.workers else "embedded"
-    chosen = _check_name(mode, MODES, "mode") if mode is not None else default
-    if chosen == "embedded" and settings.workers > 1:
-        raise SettingsError(
-            f"mode='embedded' is one worker in this process, not {settings.workers}; use mode='virtual'"
-        )
-    if chosen == "connected" and not settings.server:
-        raise SettingsError("mode='connected' needs server='localhost:PORT' or GT_SERVER")
-    if chosen == "connected" and limits is not None:
-        raise SettingsError("gt.init(limits=) is for workers of this program: a server is started with its limits")
-    return msgspec.structs.replace(settings, mode=chosen)
-
-
-def _with_min_workers(settings: Settings, min_workers: int | None) -> Settings:
-    if min_workers is None:
-        return settings
-    _check_count(min_workers, "gt.init(min_workers=)")
-    if min_workers > 1 and settings.mode != "connected":
-        raise SettingsError("gt.init(min_workers=) is for a server that others start workers for: use workers=")
-    return msgspec.structs.replace(settings, min_workers=min_workers)
-
-
-def _check_count(count: object, what: str) -> int:
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise SettingsError(f"{what} takes a whole number of workers of at least 1, not {count!r}")
-    if count > MAX_WORKERS:
-        raise SettingsError(f"{what} takes at most {MAX_WORKERS} workers, as many as a mesh can have, not {count}")
-    return count
-
-
-def _check_limits(text: object) -> Limits:
-    try:
-        return parse_limits(str(text))
-    except ValueError as error:
-        raise SettingsError(f"gt.init(limits={text!r}) is not possible: {error}") from None
-
-
-def _check_hosts(hosts: Sequence[str], settings: Settings) -> tuple[str, ...]:
-    if not hosts:
-        return ()
-    if settings.mode not in ("virtual", "shapes"):
-        raise SettingsError(
-            "gt.init(hosts=) is for workers that are on no machine of their own: use mode='virtual' or mode='shapes'. "
-            "The machines of real workers are known"
-        )
-    if isinstance(hosts, str) or not all(isinstance(host, str) for host in hosts):
-        raise SettingsError(f"gt.init(hosts=) takes the name of a machine for each worker, not {hosts!r}")
-    if len(hosts) != (settings.workers or 1):
-        raise SettingsError(f"gt.init(hosts=) names {len(hosts)} machines for {settings.workers or 1} workers")
-    return tuple(hosts)
-
-
-def _check_name(name: object, known: tuple[str, ...], what: str) -> str:
-    if not isinstance(name, str) or name not in known:
-        raise SettingsError(f"gt.init({what}={name!r}) is not possible; {nearest(str(name), known)}")
-    return name
-
-
 def _prepare(settings: Settings) -> None:
     registry.current()  # raises for an invalid GT_CONFIG now, even if no scope is ever entered
     if settings.mode in ("local", "connected"):
@@ -341,6 +279,8 @@ def _prepare(settings: Settings) -> None:
 
 
 def _open(settings: Settings, hosts: Sequence[str] = ()) -> Session:
+    if settings.mode == "local":
+        return _finish_start(HostedDispatcherChannel(settings))
     if settings.mode == "connected":
         return _open_connected(settings)
     if settings.mode == "shapes":

@@ -85,9 +85,10 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     place = options.directory or Path.home() / ".gt" / "slurm"
     with _job_keys(place, f"{environ.get('SLURM_CLUSTER_NAME', '')}-{job}") as keys, _Parts() as parts:
         address = _own_address(environ)
-        server = parts.start(_on_nodes(server_command(address, 0, is_json=True), keys, environ), subprocess.PIPE)
+        launcher = JobLauncher(options, environ)
+        server = parts.start(launcher.server(address, keys), subprocess.PIPE)
         place = ServerPlace(address, _read_port(server), directory=keys)
-        workers, program = [parts.start(command) for command in commands(place, options, environ)]
+        workers, program = [parts.start(command) for command in launcher.commands(place)]
         _forward_signals(program)
         code = _watch(program, server, workers)
         # The server tells its workers to end, and srun ends with them.
@@ -96,19 +97,37 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return code
 
 
-def commands(place: ServerPlace, options: argparse.Namespace, environ: Mapping[str, str]) -> list[Command]:
-    """The workers of all nodes, and the program."""
-    workers = _srun(options.workers_per_node, place, environ)
-    chosen = {name: value for name, value in environ.items() if name != "GT_WORKERS"}
-    defaults = {"GT_TIMEOUT": f"{options.timeout:g}", "PYTHONUNBUFFERED": "1"}
-    joining = {**joining_environment(place, options.min_workers), "GT_KEYS": str(place.directory)}
-    program = Command([sys.executable, *options.program], {**defaults, **chosen, **joining})
-    return [_on_nodes(workers, place.directory, environ), program]
+class JobLauncher:
+    """Runs the server and the program of a job on its first node, and workers on all of its nodes."""
 
+    def __init__(self, options: argparse.Namespace, environ: Mapping[str, str]) -> None:
+        self._options = options
+        self._environ = environ
 
-def _on_nodes(arguments: list[str], keys: Path | None, environ: Mapping[str, str]) -> Command:
-    others = {name: value for name, value in environ.items() if not name.startswith("GT_")}
-    return Command(arguments, {**others, **SAFE_PATH, **launch_environment(keys, environ)})
+    def server(self, address: str, keys: Path) -> Command:
+        return self._with_keys(server_command(address, 0, is_json=True), keys)
+
+    def commands(self, place: ServerPlace) -> list[Command]:
+        """The workers of all nodes, and the program."""
+        chosen = {name: value for name, value in self._environ.items() if name != "GT_WORKERS"}
+        defaults = {"GT_TIMEOUT": f"{self._options.timeout:g}", "PYTHONUNBUFFERED": "1"}
+        joining = {**joining_environment(place, self._options.min_workers), "GT_KEYS": str(place.directory)}
+        program = Command([sys.executable, *self._options.program], {**defaults, **chosen, **joining})
+        workers = [*self._srun(), *after_keys(worker_command(place.host, place.port))]
+        return [self._with_keys(workers, place.directory), program]
+
+    def _srun(self) -> list[str]:
+        """What starts the workers of all nodes. One that ends does not end the others, and is said."""
+        workers, nodes = self._options.workers_per_node, self._environ.get("SLURM_JOB_NUM_NODES", "1")
+        command = ["srun", f"--nodes={nodes}", f"--ntasks-per-node={workers}", f"--ntasks={workers * int(nodes)}"]
+        cpus = self._environ.get("SLURM_CPUS_PER_TASK")  # srun does not read it any more since 22.05
+        command += [f"--cpus-per-task={cpus}"] if cpus else []
+        # sbatch --export=NONE is meant for the job, not for what the job tells its workers
+        return [*command, "--export=ALL", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--label"]
+
+    def _with_keys(self, arguments: list[str], keys: Path | None) -> Command:
+        others = {name: value for name, value in self._environ.items() if not name.startswith("GT_")}
+        return Command(arguments, {**others, **SAFE_PATH, **launch_environment(keys, self._environ)})
 
 
 class _Parts:
@@ -207,17 +226,6 @@ def _read_port(server: subprocess.Popen[bytes]) -> int:
     if not line:
         raise SettingsError(f"the server has ended with exit code {server.wait()}, and says why above")
     return msgspec.json.decode(line, type=Announcement).port
-
-
-def _srun(workers: int, place: ServerPlace, environ: Mapping[str, str]) -> list[str]:
-    """The command that starts the workers of all nodes. One that ends does not end the others, and is said."""
-    nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
-    command = ["srun", f"--nodes={nodes}", f"--ntasks-per-node={workers}", f"--ntasks={workers * int(nodes)}"]
-    cpus = environ.get("SLURM_CPUS_PER_TASK")  # srun does not read it any more since 22.05
-    command += [f"--cpus-per-task={cpus}"] if cpus else []
-    # sbatch --export=NONE is meant for the job, not for what the job tells its workers
-    command += ["--export=ALL", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--label"]
-    return [*command, *after_keys(worker_command(place.host, place.port))]
 
 
 def after_keys(command: Sequence[str], seconds: int = 30) -> list[str]:
