@@ -2,7 +2,12 @@
 
 import sys
 
-from gt.launch.commands import launch_environment, server_command, worker_command
+import pytest
+
+from gt.launch import kubernetes, slurm_job
+from gt.launch.commands import ServerPlace, launch_environment, server_command, worker_command
+from gt.launch.dask_cluster import DaskLauncher
+from gt.launch.ray_cluster import RayLauncher
 from gt.server import __main__ as server
 from gt.worker import __main__ as worker
 
@@ -37,3 +42,24 @@ def test_other_machines_get_the_settings_of_workers_and_the_place_of_their_keys(
     }
     assert "GT_KEYS" not in launch_environment(None, ours)
     assert "HOME" not in found
+
+
+JOB = ["--workers-per-node=2", "--min-workers=2", "--", "train.py"]
+PODS = ["cluster", "--image", "train", "--workers", "2"]
+LAUNCHERS = {
+    "ray": lambda: RayLauncher(None, 2, {"CPU": 1.0}, "numpy", "PACK", 3),
+    "dask": lambda: DaskLauncher(None, "numpy", "", 3),
+    "slurm": lambda: slurm_job.JobLauncher(slurm_job._parse(JOB), {}),
+    "kubernetes": lambda: kubernetes.PodLauncher(kubernetes._parse(PODS)),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_the_workers_of_every_launcher_join_the_server_at_its_place(name):
+    if name == "dask":
+        pytest.importorskip("distributed", reason="Dask is not installed: make test-launchers")
+    command = LAUNCHERS[name]().commands(ServerPlace("head", 7000))[0]
+    module = command.arguments.index("gt.worker")
+    found = worker._parse(command.arguments[module + 1 :], worker.read_settings())
+    assert (found.host, found.port) == ("head", 7000)
+    assert command.environment["GLIBC_TUNABLES"]  # what all workers have in their environment
