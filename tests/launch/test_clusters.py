@@ -53,6 +53,9 @@ def test_a_launcher_of_a_few_lines_makes_a_cluster():
         pids = [each.pid for each in listed()]
         assert len(pids) == 2 and cluster.keys.is_dir()
     assert are_gone(pids) and not cluster.keys.exists()
+    with pytest.raises(gt.SessionError, match="launch the workers again") as caught:
+        cluster.connect()
+    assert str(caught.traceback[-1].path) == __file__
 
 
 def test_what_was_started_ends_when_a_worker_cannot_start():
