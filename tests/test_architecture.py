@@ -298,6 +298,8 @@ def loaded_by(statement):
         ("gt.wire.socket_channel", "torch numpy"),
         ("gt.launch.ray_actors", "torch numpy ray"),
         ("gt.launch.launched_process", "torch numpy"),
+        ("gt.launch.slurm_job", "torch numpy"),
+        ("gt.launch.kubernetes", "torch numpy"),
         ("gt.launch.sessions", "ray dask distributed"),
         ("gt.launch.ray_cluster", "ray"),
         ("gt.launch.dask_cluster", "dask distributed"),
