@@ -128,7 +128,7 @@ from gt.core.signatures import (
     MemoryFormat,
     MeshRecord,
     Move,
-    Program,
+    OpProgram,
     Refuse,
     Scalar,
     Signature,
@@ -187,7 +187,7 @@ _COMPUTE = Compute(
     "aten.x.default", ARGS, {"all": ListArg(ARGS)}, (3, 1), (4, 1), (SMALL, SMALL), (LARGE, SMALL), (WHOLE, ROWS),
     (ROWS, ROWS), (-1, 1), RICH, random=True, default_dtype="float64", is_view=True,
 )  # fmt: skip
-PROGRAM = Program(  # with an example of every kind of step
+PROGRAM = OpProgram(  # with an example of every kind of step
     (
         Move(0, 3, SMALL, ROWS, WHOLE),
         _COMPUTE,

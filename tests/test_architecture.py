@@ -74,7 +74,7 @@ PURE = (
     "dispatcher/state_records.py", "dispatcher/tensor_losses.py", "dispatcher/tensor_reads.py",
     "dispatcher/tensor_records.py", "dispatcher/tensor_tables.py", "dispatcher/state_records.py",
     "dispatcher/transactions.py", "dispatcher/undo_log.py",
-    "worker/executor.py", "worker/op_runner.py", "worker/bound_programs.py", "worker/moves.py",
+    "worker/executor.py", "worker/op_runner.py", "worker/bound_op_programs.py", "worker/moves.py",
     "worker/scope_table.py", "worker/status_reports.py", "worker/tensor_transfers.py",
 )  # fmt: skip
 IMPURE = {"zmq", "socket", "time", "datetime", "threading", "subprocess", "asyncio", "select", "signal"}

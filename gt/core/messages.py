@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 
 from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, OtherId, OtherIds, ScopeId, SiteId
 from gt.core.meta import TensorMeta
-from gt.core.signatures import Axis, Name, Number, PolicyRecord, Program, Signature, SpecRecord, Text
+from gt.core.signatures import Axis, Name, Number, PolicyRecord, OpProgram, Signature, SpecRecord, Text
 
 PROTOCOL = 17
 MAX_BATCH = 1 << 16
@@ -517,7 +517,7 @@ class WorkerDefineProgram(_Record, frozen=True):
     timeline_name: ClassVar = "define"
     op_id: OtherId
     op: Name
-    program: Program
+    program: OpProgram
 
 
 class WorkerDefineScope(_Record, frozen=True):

@@ -258,15 +258,15 @@ class Refuse(_Step, tag="refuse", frozen=True):
     outputs: tuple[int, ...]
 
 
-ProgramStep: TypeAlias = Union[Compute, Whole, Move, WriteBack, Refuse]
+OpProgramStep: TypeAlias = Union[Compute, Whole, Move, WriteBack, Refuse]
 
 
-class Program(Struct, array_like=True, frozen=True):
+class OpProgram(Struct, array_like=True, frozen=True):
     """Steps over registers. `takes` are the registers of the command's inputs, `gives` the registers of its outputs.
     The inputs at the positions `consumes` are removed afterwards; with `writes_all` they are fully written and not
     read, so they need no value before."""
 
-    steps: Annotated[tuple[ProgramStep, ...], Meta(max_length=1 << 12)]
+    steps: Annotated[tuple[OpProgramStep, ...], Meta(max_length=1 << 12)]
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     consumes: tuple[int, ...] = ()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gt.core.messages import Collective
 from gt.core.meta import ITEM_BYTES, TensorMeta
-from gt.core.signatures import Compute, Move, Program, Signature, Whole
+from gt.core.signatures import Compute, Move, OpProgram, Signature, Whole
 from gt.sharding.considered_strategies import NotedCall
 from gt.sharding.constraints import Target
 from gt.sharding.op_programs import build_op, mesh_with_most_bytes
@@ -33,7 +33,7 @@ class Plan(NamedTuple):
     workers: tuple[int, ...]
     sources: tuple[tuple[int, ShardingSpec | None], ...]
     results: tuple[tuple[TensorMeta, ShardingSpec], ...]
-    program: Program | None
+    program: OpProgram | None
     collectives: tuple[Collective, ...] = ()
     gathered: str = ""
     linear: bool = False
@@ -127,7 +127,7 @@ def plan_moves(moves: Sequence[TensorMove]) -> Plan:
         Move(number, count + number, meta, source.record(), target.record())
         for number, (meta, source, target) in enumerate(moves)
     ]
-    program = Program(tuple(steps), tuple(range(count)), tuple(range(count, 2 * count)))
+    program = OpProgram(tuple(steps), tuple(range(count)), tuple(range(count, 2 * count)))
     sources = tuple((number, None) for number in range(count))
     results = tuple((move.meta, move.target) for move in moves)
     collectives = tuple(
@@ -138,20 +138,20 @@ def plan_moves(moves: Sequence[TensorMove]) -> Plan:
     return Plan(workers, sources, results, program, collectives)
 
 
-def moves_in(program: Program) -> list[TensorMove]:
+def moves_in(program: OpProgram) -> list[TensorMove]:
     """The moves among the steps of a program."""
     steps = [step for step in program.steps if isinstance(step, Move)]
     return [TensorMove(step.meta, spec_of(step.source), spec_of(step.target)) for step in steps]
 
 
-def collectives_of(program: Program, op: str) -> tuple[Collective, ...]:
+def collectives_of(program: OpProgram, op: str) -> tuple[Collective, ...]:
     """The communication steps of a program."""
     parts = [part for move in moves_in(program) for part in move.steps()]
     return tuple([Collective(step.kind, step.axes, nbytes, op) for step, nbytes in parts if nbytes])
 
 
 def _reduces_inputs(
-    builder: ProgramBuilder, program: Program, sources: Sequence[tuple[int, ShardingSpec | None]]
+    builder: ProgramBuilder, program: OpProgram, sources: Sequence[tuple[int, ShardingSpec | None]]
 ) -> bool:
     """Whether partial inputs, or views of them, are reduced before the op."""
     taken = {register for register, (_, spec) in zip(program.takes, sources, strict=True) if spec is None}

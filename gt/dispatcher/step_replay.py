@@ -36,7 +36,7 @@ from gt.core.messages import (
     WorkerDefineProgram,
 )
 from gt.core.meta import ITEM_BYTES, TensorMeta
-from gt.core.signatures import Compute, Move, Program, ProgramStep, Signature, Whole
+from gt.core.signatures import Compute, Move, OpProgram, OpProgramStep, Signature, Whole
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.sharding.boxes import Shape, box_elements
@@ -355,7 +355,7 @@ class _Replay:
         ]
         return _ProgramCost(self._call_seconds(_call_of(signature, used), None, None), ())  # type: ignore[arg-type]
 
-    def _program_cost(self, program: Program) -> _ProgramCost:
+    def _program_cost(self, program: OpProgram) -> _ProgramCost:
         compute = 0.0
         moves: list[_MoveStep] = []
         kinds = {_overlapping_kind(step) for step in program.steps}
@@ -410,7 +410,7 @@ def _unused_bytes(spec: ShardingSpec, shape: Shape, item_bytes: int) -> tuple[tu
     return tuple([(worker, (largest - size) * item_bytes) for worker, size in sizes if size < largest])
 
 
-def _overlapping_kind(step: ProgramStep) -> StepKind | None:
+def _overlapping_kind(step: OpProgramStep) -> StepKind | None:
     """The kind of a step that is one exchange and may go on while a worker computes: a gather of equal parts, or a
     sum. Other kinds need the worker."""
     if not isinstance(step, Move):

@@ -11,7 +11,7 @@ import torch
 
 from gt.core.errors import LayoutError
 from gt.core.meta import ITEM_BYTES, TensorMeta, contiguous_strides
-from gt.core.signatures import Compute, Input, Move, Program
+from gt.core.signatures import Compute, Input, Move, OpProgram
 from gt.core.tracebacks import ends_on_users_line
 from gt.distributed.operands import OperandMove, ProductRequest, ProductSource, product_shape, request_product
 from gt.sharding.host_order import host_share
@@ -108,7 +108,7 @@ class _BuiltProduct(NamedTuple):
 
     schedule: Schedule
     problem: ScheduleProblem
-    program: Program
+    program: OpProgram
     takes: dict[int, int]
     bases: tuple[TensorMeta, ...]
     copied_views: tuple[tuple[OperandMove, ...], ...]

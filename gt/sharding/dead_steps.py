@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gt.core.signatures import Compute, Move, ProgramStep, Refuse, Whole, WriteBack
+from gt.core.signatures import Compute, Move, OpProgramStep, Refuse, Whole, WriteBack
 
 
-def drop_unused(steps: Sequence[ProgramStep], gives: Sequence[int]) -> list[ProgramStep]:
+def drop_unused(steps: Sequence[OpProgramStep], gives: Sequence[int]) -> list[OpProgramStep]:
     """The steps that write to a tensor, or whose results are used: by another step or as a result of the program."""
     if any(isinstance(step, WriteBack) for step in steps):
         return list(steps)  # a WriteBack names steps by number, so none may be dropped
     used = set(gives)
-    kept: list[ProgramStep] = []
+    kept: list[OpProgramStep] = []
     for step in reversed(steps):
         if _has_side_effect(step) or used.intersection(registers_given(step)):
             used.update(registers_read(step))
@@ -20,7 +20,7 @@ def drop_unused(steps: Sequence[ProgramStep], gives: Sequence[int]) -> list[Prog
     return kept[::-1]
 
 
-def registers_read(step: ProgramStep) -> tuple[int, ...]:
+def registers_read(step: OpProgramStep) -> tuple[int, ...]:
     if isinstance(step, Move):
         return (step.input,)
     if isinstance(step, WriteBack):
@@ -30,13 +30,13 @@ def registers_read(step: ProgramStep) -> tuple[int, ...]:
     return (*step.inputs, *(register for register in getattr(step, "into", ()) if register >= 0))
 
 
-def registers_given(step: ProgramStep) -> tuple[int, ...]:
+def registers_given(step: OpProgramStep) -> tuple[int, ...]:
     if isinstance(step, WriteBack):
         return ()
     return (step.output,) if isinstance(step, Move) else step.outputs
 
 
-def _has_side_effect(step: ProgramStep) -> bool:
+def _has_side_effect(step: OpProgramStep) -> bool:
     """Whether a step overwrites a tensor that existed before."""
     if isinstance(step, Whole):
         return bool(step.signature.writes)

@@ -15,8 +15,8 @@ from gt.core.signatures import (
     Compute,
     Input,
     Move,
-    Program,
-    ProgramStep,
+    OpProgram,
+    OpProgramStep,
     Refuse,
     Signature,
     ViewStep,
@@ -82,7 +82,7 @@ class ProgramBuilder:
     ) -> None:
         self.mesh = mesh
         self.registers = list(inputs)
-        self.steps: list[ProgramStep] = []
+        self.steps: list[OpProgramStep] = []
         self.hoisted: dict[tuple[int, ShardingSpec], int] = {}
         self.bytes = 0
         self.results: tuple[int, ...] = ()
@@ -382,7 +382,7 @@ class ProgramBuilder:
 
     def finish(
         self, gives: Sequence[int], consumes: Sequence[int], writes_all: bool = False
-    ) -> tuple[Program, tuple[tuple[int, ShardingSpec | None], ...]]:
+    ) -> tuple[OpProgram, tuple[tuple[int, ShardingSpec | None], ...]]:
         """The program, and its inputs: the position of each in the call, with the layout to move it to (None: as it
         is)."""
         self.steps = drop_unused(self.steps, gives)
@@ -395,7 +395,7 @@ class ProgramBuilder:
                 sources.append((register, spec))
         positions = {register: position for position, register in enumerate(takes)}
         consumed = tuple([positions[register] for register in consumes])
-        program = Program(tuple(self.steps), tuple(takes), tuple(gives), consumed, writes_all)
+        program = OpProgram(tuple(self.steps), tuple(takes), tuple(gives), consumed, writes_all)
         return program, tuple(sources)
 
 

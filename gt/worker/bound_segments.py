@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from gt.core.messages import RunSegment
 from gt.core.segments import SegmentBody, SegmentOp
 from gt.worker.bound_ops import BoundOp, UnavailableOp
-from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_op_programs import BoundOpProgram
 from gt.worker.direct_calls import DirectCall
 from gt.worker.engines.engine import Value
 from gt.worker.failed_value import FailedValue
 
-AnyBoundOp: TypeAlias = BoundOp | UnavailableOp | BoundProgram
+AnyBoundOp: TypeAlias = BoundOp | UnavailableOp | BoundOpProgram
 Tensors: TypeAlias = MutableMapping[int, Value | FailedValue]
 Pick: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
@@ -77,7 +77,7 @@ class BoundSegment:
         self.compilations: dict[tuple[int, ...], Any] = {}
         self._variants: dict[tuple[int, ...], Variant] = {}
         self._renamed = {old: new for op, bound in self._pairs() for old, new in _renamed(op, bound)}
-        self.has_program_writes = any(isinstance(bound, BoundProgram) and bound.writes for bound in self.bound)
+        self.has_program_writes = any(isinstance(bound, BoundOpProgram) and bound.writes for bound in self.bound)
         old_versions = set(range(body.external_count))
         self.writes: list[tuple[int, int]] = []
         for op, bound in self._pairs():

@@ -65,7 +65,7 @@ from gt.core.worker_progress import (
 from gt.wire.codec import Buffer
 from gt.wire.held_frames import HeldBytes
 from gt.worker.bound_ops import BoundOp, UnavailableOp
-from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_op_programs import BoundOpProgram
 from gt.worker.bound_segments import BoundSegment
 from gt.worker.command_log import open_command_log
 from gt.worker.compilation.segment_compiler import SegmentCompiler
@@ -356,7 +356,7 @@ class Executor:
         self._status.ops_run += 1
         self._reports = []
         bound = self.ops[command.op_id]
-        assert isinstance(bound, BoundProgram), "only programs exchange tensors"
+        assert isinstance(bound, BoundOpProgram), "only programs exchange tensors"
         computation = self._runner.run_program(command, bound)
         if self._memory.is_on or self._finiteness.is_on:
             computation = self._followed(command, computation)
@@ -438,7 +438,7 @@ class Executor:
         self.segments[command.segment_id] = BoundSegment(SegmentBody.of(command), self.ops)  # type: ignore[arg-type]
 
     def _define_program(self, command: WorkerDefineProgram) -> None:
-        self.ops[command.op_id] = BoundProgram(self.engine, self.worker, command.op, command.program, self._guard)
+        self.ops[command.op_id] = BoundOpProgram(self.engine, self.worker, command.op, command.program, self._guard)
 
     def _tell_not_compiled(self, session: int, scope_id: int, site: int, reason: str) -> None:
         self._report(NotCompiled(session, self.scopes.name(session, scope_id), site, reason))

@@ -10,7 +10,7 @@ from gt.core.ids import is_dispatcher_id, session_of
 from gt.core.messages import MAX_NON_FINITE, Command, NonFiniteCall, QueryOp, RunOp
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Arg, Complex, Compute, ListArg, Signature, Whole
-from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_op_programs import BoundOpProgram
 from gt.worker.bound_segments import AnyBoundOp
 from gt.worker.engines.engine import Engine, Finiteness
 from gt.worker.failed_value import FailedValue
@@ -99,7 +99,7 @@ class FinitenessWatch:
                 session.known.pop(ident, None)
         made = _union(self._check(session, ident).finiteness for ident in outputs)
         bound = self._ops[command.op_id]
-        exchanges = isinstance(bound, BoundProgram) and not bound.is_local
+        exchanges = isinstance(bound, BoundOpProgram) and not bound.is_local
         is_origin = (session.infinity or made.has_nan) and self._is_origin(command, bound, made)
         if is_origin or (exchanges and any(any(tensor.finiteness) for tensor in self._inputs)):
             self._note(session, command, bound, made, is_origin, exchanges)
@@ -149,7 +149,7 @@ class FinitenessWatch:
         exchanges: bool,
     ) -> None:
         output = next(self._outputs(command), 0)
-        collective = f" ({bound.collective})" if isinstance(bound, BoundProgram) and bound.collective else ""
+        collective = f" ({bound.collective})" if isinstance(bound, BoundOpProgram) and bound.collective else ""
         session.calls.append(
             NonFiniteCall(
                 f"{bound.op}{collective}",
@@ -189,7 +189,7 @@ def _constants(bound: AnyBoundOp) -> Iterator[Arg]:
     """The constant arguments of an op, or of all steps of its program."""
     calls: Sequence[Signature | Compute] = (
         [bound.signature]
-        if not isinstance(bound, BoundProgram)
+        if not isinstance(bound, BoundOpProgram)
         else [
             step.signature if isinstance(step, Whole) else step
             for step in bound.program.steps

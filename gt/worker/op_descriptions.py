@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from gt.core.signatures import Compute, Move, SpecRecord
 from gt.sharding.spec import spec_of
 from gt.sharding.spec_text import describe_spec
-from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_op_programs import BoundOpProgram
 from gt.worker.bound_segments import AnyBoundOp
 
 
@@ -32,7 +32,7 @@ def describe_bound(bound: AnyBoundOp) -> OpDescription:
 
 
 def _describe(bound: AnyBoundOp) -> OpDescription:
-    if not isinstance(bound, BoundProgram):
+    if not isinstance(bound, BoundOpProgram):
         return OpDescription(bound.op, 1)
     program = bound.program
     specs: dict[int, SpecRecord] = {}

@@ -29,7 +29,7 @@ from gt.core.meta import TensorMeta
 from gt.core.worker_progress import COUNTERS, EXCHANGING, MEMBERS, RUNNING, SINCE, STATE, WAITED, member_words
 from gt.sharding.reshard import may_overlap
 from gt.worker.bound_ops import BoundOp, UnavailableOp
-from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_op_programs import BoundOpProgram
 from gt.worker.bound_segments import AnyBoundOp
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Exchange
@@ -101,7 +101,7 @@ class OpRunner:
         if self.overlapped:
             self.overlapped.finish(command.inputs)
         bound = self.ops[command.op_id]
-        if isinstance(bound, BoundProgram):
+        if isinstance(bound, BoundOpProgram):
             self._exchange_all(command, bound)
             return
         outputs = command.outputs
@@ -210,7 +210,7 @@ class OpRunner:
 
     # Programs
 
-    def run_program(self, command: RunOp, bound: BoundProgram) -> Exchanging:
+    def run_program(self, command: RunOp, bound: BoundOpProgram) -> Exchanging:
         """Run the steps of a program. This worker may hold no part of an input, and get no part of an output. Whatever
         raises here, the exchanges of the program are done, with failures in place of tensors, because other workers
         wait for them."""
@@ -240,7 +240,7 @@ class OpRunner:
         if self._exchange.flags is not None:
             self._exchange.flags.assign(command)
 
-    def _skip_reason(self, command: RunOp, bound: BoundProgram) -> FailedValue | None:
+    def _skip_reason(self, command: RunOp, bound: BoundOpProgram) -> FailedValue | None:
         """The failed gradient because of which a program of an optimizer step must write nothing, or None."""
         written = [command.inputs[position] for position in bound.program.consumes]
         if not written or not self.steps.sessions:
@@ -266,7 +266,7 @@ class OpRunner:
             if is_payload:
                 self.traffic.add(steps)
 
-    def _exchange_all(self, command: RunOp, bound: BoundProgram) -> None:
+    def _exchange_all(self, command: RunOp, bound: BoundOpProgram) -> None:
         """Run a program to its end, exchanging values with other processes. An exchange that may overlap with what
         follows is only begun. The tensor of a gather may be written before it is finished: the copy is then wrong, but
         the dispatcher has dropped it with the write, so no op uses it."""
@@ -364,7 +364,7 @@ class OpRunner:
         touched the tensors that it writes to, these keep their values, as in torch."""
         self.progress[0], self.progress[1] = command.op_id, command.site
         bound = self.ops[command.op_id]
-        assert not isinstance(bound, BoundProgram), "queries run on whole tensors"
+        assert not isinstance(bound, BoundOpProgram), "queries run on whole tensors"
         values: list[Value | FailedValue] = []
         before: list[TensorMeta | None] = []
         written = [command.inputs[position] for position in bound.writes] if self.steps.sessions else []

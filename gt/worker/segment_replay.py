@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gt.core.messages import RunOp, RunSegment
-from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_op_programs import BoundOpProgram
 from gt.worker.bound_segments import Block, BoundSegment, OtherStep, Variant, is_direct
 from gt.worker.compilation.compiled_blocks import CompiledCodeError
 from gt.worker.compilation.segment_compiler import SegmentCompiler
@@ -104,7 +104,7 @@ class SegmentReplay:
         """Run an op that is no direct call."""
         op, bound, clear, position = step
         self._runner.progress[1] = position
-        if isinstance(bound, BoundProgram):
+        if isinstance(bound, BoundOpProgram):
             self._run_program(run, segment, step, registers)
         else:
             values = [registers[segment.register(slot)] for slot in op.inputs]
@@ -148,7 +148,7 @@ class SegmentReplay:
         if is_direct(op, bound):
             self._runner.run_after_error(command, bound, error)
         else:
-            assert not isinstance(bound, BoundProgram), "a program never raises"
+            assert not isinstance(bound, BoundOpProgram), "a program never raises"
             self._runner.fail(command, bound, error)
         frees = segment.body.last_uses(run.dead)
         if position in frees:

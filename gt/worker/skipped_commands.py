@@ -14,7 +14,7 @@ from gt.core.messages import (
     WorkerFetchTensor,
     WorkerUnshareTensor,
 )
-from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_op_programs import BoundOpProgram
 from gt.worker.exchange.interface import MoveResult, MoveTask, Work, run_exchanges
 from gt.worker.failed_value import FailedValue
 from gt.worker.op_runner import EarlyWork, OpRunner
@@ -47,13 +47,13 @@ class SkippedCommands:
                 self._runner.free(single.ids)
                 continue
             bound = self._runner.ops.get(single.op_id) if isinstance(single, RunOp) else None
-            if isinstance(single, RunOp) and isinstance(bound, BoundProgram) and not bound.is_local:
+            if isinstance(single, RunOp) and isinstance(bound, BoundOpProgram) and not bound.is_local:
                 failed = FailedValue(self._runner.failure_of(bound.op, (), single, error))
                 self._exchange(single, bound, failed, iter(begun))
             self._runner.fail_command(single, error)
 
     def _exchange(
-        self, command: RunOp, bound: BoundProgram, failed: FailedValue, begun: Iterator[EarlyWork | None]
+        self, command: RunOp, bound: BoundOpProgram, failed: FailedValue, begun: Iterator[EarlyWork | None]
     ) -> None:
         def exchange(tasks: Sequence[MoveTask]) -> Sequence[MoveResult] | Work:
             try:

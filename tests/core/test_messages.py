@@ -26,7 +26,7 @@ from gt.core.messages import (
     WorkerDefineProgram,
 )
 from gt.core.meta import ITEM_BYTES, MAX_DIMS, MAX_ELEMENTS, TensorMeta
-from gt.core.signatures import Arg, Complex, Input, ListArg, ProgramStep, Scalar, SpecRecord
+from gt.core.signatures import Arg, Complex, Input, ListArg, OpProgramStep, Scalar, SpecRecord
 from gt.sharding.spec import spec_of
 from gt.wire.codec import Decoder, encode, header_of
 from tests.records import (
@@ -77,7 +77,7 @@ def test_there_is_an_example_of_every_argument():
 
 
 def test_there_is_an_example_of_every_step():
-    assert {type(step) for step in PROGRAM.steps} == kinds_of(ProgramStep)
+    assert {type(step) for step in PROGRAM.steps} == kinds_of(OpProgramStep)
 
 
 @pytest.mark.parametrize(("union", "record"), RECORDS)

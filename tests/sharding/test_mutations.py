@@ -23,7 +23,7 @@ from gt.sharding.rules.support import indices
 from gt.sharding.rules.support.expansion_builder import ExpansionBuilder
 from gt.sharding.rules.support.local_programs import same_op, zeros
 from gt.sharding.spec import ShardingSpec, shard_index
-from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_op_programs import BoundOpProgram
 from gt.worker.engines.counter_rng import Region
 from gt.worker.exchange.local_steps import LocalStep
 from tests.sharding.expansions import check_expansion
@@ -369,8 +369,8 @@ def every_replica_becomes_an_addend(patch):
 
 @caught_by(on_workers(random_numbers))
 def random_numbers_are_counted_from_the_start_of_every_shard(patch):
-    def local(self: BoundProgram, step: Any, shard: LocalContext) -> Region:
+    def local(self: BoundOpProgram, step: Any, shard: LocalContext) -> Region:
         size = box_shape(shard.result_box())
         return Region(size, tuple([(0, length) for length in size]))
 
-    patch.setattr(BoundProgram, "_region", local)
+    patch.setattr(BoundOpProgram, "_region", local)

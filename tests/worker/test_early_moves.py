@@ -13,7 +13,7 @@ from gt.sharding.schedules import ScheduleProblem, find_schedule, schedule_cost
 from gt.sharding.spec import DeviceMesh, local_slices
 from gt.sharding.spec_text import parse_spec
 from gt.sharding.strategies import OpOperand, OpResult
-from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_op_programs import BoundOpProgram
 from gt.worker.engines import make_engine
 from gt.worker.exchange.interface import EarlyTasks
 from tests.worker.exchange.transports import TRANSPORTS, run_over
@@ -47,7 +47,7 @@ def planned_memory(algo, panel):
 def computations(plan, specs, values, trace):
     engine = make_engine("pytorch")
     for worker in plan.workers:
-        bound = BoundProgram(engine, worker, "aten.matmul.default", plan.program)
+        bound = BoundOpProgram(engine, worker, "aten.matmul.default", plan.program)
         parts = [
             value[local_slices(spec, value.shape, worker)].clone() for value, spec in zip(values, specs, strict=True)
         ]

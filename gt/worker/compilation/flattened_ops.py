@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gt.core.meta import TensorMeta
-from gt.core.signatures import Arg, Compute, DType, Input, Program, Signature, Whole
+from gt.core.signatures import Arg, Compute, DType, Input, OpProgram, Signature, Whole
 from gt.sharding.lowering import create_sharded_output, get_shard_args
 from gt.sharding.op_calls import LocalContext, OpCall
 from gt.sharding.spec import spec_of
 from gt.worker.bound_ops import BoundOp, UnavailableOp
-from gt.worker.bound_programs import STRIDE_FREE, BoundProgram, is_the_op, is_view
+from gt.worker.bound_op_programs import STRIDE_FREE, BoundOpProgram, is_the_op, is_view
 
 
 class FlattenedCall(NamedTuple):
@@ -37,12 +37,12 @@ class CannotFlatten(Exception):
     """Raised with the reason why an op has no list of calls that could be compiled."""
 
 
-def flatten_op(bound: BoundOp | UnavailableOp | BoundProgram, count: int) -> FlattenedOp:
+def flatten_op(bound: BoundOp | UnavailableOp | BoundOpProgram, count: int) -> FlattenedOp:
     """The calls of an op that takes `count` tensors. Raises CannotFlatten if the op cannot be part of a compile
     unit."""
     if isinstance(bound, UnavailableOp):
         raise CannotFlatten("this worker does not have it")
-    if isinstance(bound, BoundProgram):
+    if isinstance(bound, BoundOpProgram):
         return _ProgramCalls(bound.program, bound.worker).flattened()
     signature = bound.signature
     outputs = tuple(range(count, count + len(signature.outputs)))
@@ -53,7 +53,7 @@ def flatten_op(bound: BoundOp | UnavailableOp | BoundProgram, count: int) -> Fla
 class _ProgramCalls:
     """The calls of a program on one worker. `_numbers` maps the registers of the program to the numbers of tensors."""
 
-    def __init__(self, program: Program, worker: int) -> None:
+    def __init__(self, program: OpProgram, worker: int) -> None:
         self._program = program
         self._worker = worker
         self._numbers = {register: number for number, register in enumerate(program.takes)}

@@ -11,7 +11,7 @@ from operator import length_hint
 from typing import Any
 
 from gt.core.messages import Command, RunOp
-from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_op_programs import BoundOpProgram
 from gt.worker.exchange.local_steps import LocalStep
 
 
@@ -56,7 +56,7 @@ class ReceivePrefetch:
             bound = ops.get(command.op_id)
             if bound is None:
                 return None
-            if isinstance(bound, BoundProgram):
+            if isinstance(bound, BoundOpProgram):
                 if bound.exchanges is None:
                     return None
                 for step in bound.exchanges:

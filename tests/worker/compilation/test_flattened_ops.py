@@ -8,9 +8,9 @@ import torch
 
 import gt
 from gt.core.meta import TensorMeta
-from gt.core.signatures import Input, Move, Program, Signature, Whole
+from gt.core.signatures import Input, Move, OpProgram, Signature, Whole
 from gt.worker.bound_ops import BoundOp, UnavailableOp
-from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_op_programs import BoundOpProgram
 from gt.worker.compilation.flattened_ops import CannotFlatten, FlattenedOp, flatten_op
 from gt.worker.engines.pytorch_engine import PyTorchEngine
 from tests.dispatcher_harness import at
@@ -40,8 +40,8 @@ def test_the_output_for_a_written_tensor_is_the_written_input() -> None:
 
 def test_the_registers_of_a_program_are_numbered_by_inputs_and_results() -> None:
     neg, exp = signature("aten.neg.default"), signature("aten.exp.default")
-    program = Program((Whole(neg, (7,), (3,)), Whole(exp, (3,), (5,))), (7,), (5, 3))
-    flattened = flatten_op(BoundProgram(ENGINE, 0, "aten.neg.default", program), 1)
+    program = OpProgram((Whole(neg, (7,), (3,)), Whole(exp, (3,), (5,))), (7,), (5, 3))
+    flattened = flatten_op(BoundOpProgram(ENGINE, 0, "aten.neg.default", program), 1)
     assert [(call.inputs, call.outputs) for call in flattened.calls] == [((0,), (1,)), ((1,), (2,))]
     assert flattened.gives == (2, 1)
 
@@ -52,9 +52,9 @@ def test_an_op_that_the_worker_does_not_have_has_no_calls() -> None:
 
 
 def test_an_exchange_has_no_calls() -> None:
-    moved = Program((Move(0, 1, META, at(0).record(), at(1).record()),), (0,), (1,))
+    moved = OpProgram((Move(0, 1, META, at(0).record(), at(1).record()),), (0,), (1,))
     with pytest.raises(CannotFlatten, match="a step of kind Move"):
-        flatten_op(BoundProgram(ENGINE, 0, "redistribute", moved), 1)
+        flatten_op(BoundOpProgram(ENGINE, 0, "redistribute", moved), 1)
 
 
 SHARDED = {
@@ -71,7 +71,7 @@ SHARDED = {
 class Ran(NamedTuple):
     """A run of a program: its inputs before it, and its results."""
 
-    program: BoundProgram
+    program: BoundOpProgram
     inputs: list[torch.Tensor]
     scalars: tuple[float, ...]
     results: list[torch.Tensor]
@@ -81,15 +81,15 @@ class Ran(NamedTuple):
 def ran(no_signals: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ran]]:
     """The programs that run meanwhile, on rows sharded over two workers."""
     seen: list[Ran] = []
-    original = BoundProgram.run
+    original = BoundOpProgram.run
 
-    def run(self: BoundProgram, inputs: Any, scalars: Any, *rest: Any) -> Generator[Any, Any, Any]:
+    def run(self: BoundOpProgram, inputs: Any, scalars: Any, *rest: Any) -> Generator[Any, Any, Any]:
         before = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
         results, untouched = yield from original(self, inputs, scalars, *rest)
         seen.append(Ran(self, before, scalars, [result.clone() for result in results]))
         return results, untouched
 
-    monkeypatch.setattr(BoundProgram, "run", run)
+    monkeypatch.setattr(BoundOpProgram, "run", run)
     gt.init(workers=2, mode="virtual")
     gt.register_config("rows", gt.SignalConfig(shard=gt.ShardConfig(axis=0, workers=[0, 1])))
     yield seen

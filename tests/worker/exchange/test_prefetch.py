@@ -5,10 +5,10 @@ import torch
 
 import gt
 from gt.core.messages import FreeTensors, RunOp
-from gt.core.signatures import Move, Program, Whole
+from gt.core.signatures import Move, OpProgram, Whole
 from gt.sharding.spec import DeviceMesh
 from gt.sharding.spec_text import parse_spec
-from gt.worker.bound_programs import BoundProgram
+from gt.worker.bound_op_programs import BoundOpProgram
 from gt.worker.engines import make_engine
 from gt.worker.exchange.prefetch import ReceivePrefetch
 from tests.dispatcher_harness import PAIR, at
@@ -24,11 +24,11 @@ def over(text):
 
 def program(*moves):
     steps = [Move(n, n + 1, SMALL, source.record(), target.record()) for n, (source, target) in enumerate(moves)]
-    return Program(tuple(steps), (0,), (len(moves),))
+    return OpProgram(tuple(steps), (0,), (len(moves),))
 
 
 def kernel(worker, *moves):
-    return BoundProgram(ENGINE, worker, "redistribute", program(*moves))
+    return BoundOpProgram(ENGINE, worker, "redistribute", program(*moves))
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_a_program_knows_its_one_exchange(worker, moves, receives):
 
 
 def test_a_program_without_moves_exchanges_nothing():
-    whole = Program((Whole(ADD, (0, 1), (2,)),), (0, 1), (2,))
-    assert BoundProgram(ENGINE, 0, "aten.add.Tensor", whole).exchanges == []
+    whole = OpProgram((Whole(ADD, (0, 1), (2,)),), (0, 1), (2,))
+    assert BoundOpProgram(ENGINE, 0, "aten.add.Tensor", whole).exchanges == []
 
 
 KERNELS = {

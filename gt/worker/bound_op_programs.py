@@ -13,8 +13,8 @@ from gt.core.signatures import (
     Input,
     Move,
     Number,
-    Program,
-    ProgramStep,
+    OpProgram,
+    OpProgramStep,
     Refuse,
     Signature,
     ViewStep,
@@ -39,7 +39,7 @@ Registers: TypeAlias = dict[int, Any]
 STRIDE_FREE = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}
 
 
-class BoundProgram:
+class BoundOpProgram:
     """A program bound to an engine and a worker. `run` never raises: where a step fails, its results are `FailedValue`,
     so that all workers do the same exchanges.
 
@@ -49,7 +49,7 @@ class BoundProgram:
     `writes` as for a `BoundOp`: a program of one call on this worker's shards is as good as the op."""
 
     def __init__(
-        self, engine: Engine, worker: int, op: str, program: Program, guard: MemoryGuard | None = None
+        self, engine: Engine, worker: int, op: str, program: OpProgram, guard: MemoryGuard | None = None
     ) -> None:
         self.op = op
         self._guard = guard
@@ -151,7 +151,7 @@ class BoundProgram:
                     break
         return found if len(found) == len(self.program.consumes) else {}
 
-    def _prepare(self, number: int, step: ProgramStep) -> Any:
+    def _prepare(self, number: int, step: OpProgramStep) -> Any:
         if isinstance(step, Move):
             mover = Mover(self._engine, self.worker, step.meta, spec_of(step.source), spec_of(step.target))
             return _Moves([step.input], [step.output], [mover])
@@ -407,7 +407,7 @@ def _split_early(moves: _Moves, needed: set[int], used_later: set[int]) -> list[
     return split
 
 
-def _dead_after(steps: Sequence[Any], program: Program) -> list[tuple[int, ...]]:
+def _dead_after(steps: Sequence[Any], program: OpProgram) -> list[tuple[int, ...]]:
     """For each step, the registers that no later step reads and the program does not give: their memory is freed. None
     if some step writes a view back, which may read any register."""
     if not all(isinstance(step, _Moves | _ComputeStep) for step in steps):
