@@ -19,8 +19,8 @@ from gt.core.messages import (
     AckRead,
     CreateTensor,
     DefineOp,
+    DefineProgram,
     DefineScope,
-    DefineSegment,
     FetchTensor,
     Instruction,
     PlaceTensor,
@@ -28,7 +28,7 @@ from gt.core.messages import (
     Redistribute,
     Report,
     RunOp,
-    RunSegment,
+    RunProgram,
 )
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Input, ListArg, MeshRecord, PolicyRecord, Scalar, Signature, SpecRecord
@@ -183,15 +183,16 @@ def _queries(draw: Callable[[Any], Any]) -> list[Any]:
     return ["QueryOp", draw(NEW), number, [draw(INPUTS) for _ in range(inputs)], written, first, [], 0, 0]
 
 
-SEGMENT = ["DefineSegment", 150, [102, 107], 2, [[0, 1], [2]], [[0], [1]], [0, 1], [0, 0], [0, 0]]
+_STEPS = [["RunOp", 102, [0, 1], [3], [], 0, 0], ["NoteGradient", 3, 0, 0], ["RunOp", 107, [3], [4], [2], 0, 0]]
+PROGRAM = ["DefineProgram", 150, 2, 1, _STEPS]
 _PLAIN = msgspec.to_builtins
-_DEAD = st.sampled_from([[], [2], [0, 3], [9]])
+_DEAD = st.sampled_from([[], [3], [0, 4], [9]])
 TEMPLATES: dict[type, st.SearchStrategy[Any]] = {
     RunOp: _op_runs(),
     QueryOp: _queries(),
-    DefineSegment: st.just(SEGMENT),
-    RunSegment: st.builds(
-        lambda first, x, y, dead: ["RunSegment", 150, first, [x, y], [2.0], dead], NEW, INPUTS, INPUTS, _DEAD
+    DefineProgram: st.just(PROGRAM),
+    RunProgram: st.builds(
+        lambda first, x, y, dead: ["RunProgram", 150, first, [x, y], [2.0], dead], NEW, INPUTS, INPUTS, _DEAD
     ),
     CreateTensor: st.builds(lambda new: ["CreateTensor", new, _PLAIN(SMALL), ["", 16, 0], None, 0], NEW),
     FetchTensor: st.builds(lambda request, of: ["FetchTensor", request, of], NEW, INPUTS),
@@ -203,8 +204,8 @@ TEMPLATES: dict[type, st.SearchStrategy[Any]] = {
 
 # Messages
 
-_FREQUENT = [RunOp] * 8 + [QueryOp, RunSegment, CreateTensor, FetchTensor, Redistribute, PlaceTensor] * 3
-CLIENT_KINDS = [*get_args(Instruction), AckRead, AckBytes, *_FREQUENT, DefineSegment]
+_FREQUENT = [RunOp] * 8 + [QueryOp, RunProgram, CreateTensor, FetchTensor, Redistribute, PlaceTensor] * 3
+CLIENT_KINDS = [*get_args(Instruction), AckRead, AckBytes, *_FREQUENT, DefineProgram]
 WORKER_KINDS = list(get_args(Report))
 
 

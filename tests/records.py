@@ -9,14 +9,13 @@ from gt.core.messages import (
     Answer,
     BeginModule,
     BeginStep,
-    BetweenOps,
     ByteRange,
     Collective,
     Command,
     CreateTensor,
     DefineOp,
+    DefineProgram,
     DefineScope,
-    DefineSegment,
     DefineSite,
     DropCopies,
     EndStep,
@@ -50,6 +49,7 @@ from gt.core.messages import (
     NotPublished,
     OpFailed,
     PlaceTensor,
+    ProgramStep,
     Progress,
     Published,
     PublishTensor,
@@ -70,7 +70,7 @@ from gt.core.messages import (
     Report,
     Resumed,
     RunOp,
-    RunSegment,
+    RunProgram,
     SessionEnded,
     SessionsRead,
     Stats,
@@ -204,24 +204,33 @@ FAILURE = Failure(
 )
 INLINE, SHARED = ByteRange("", 16), ByteRange("gt-1-1-2-0123456789abcdef", 16)
 
-SEGMENT = DefineSegment(own(30), (own(2), own(2)), 1, ((0,), (0, 1)), ((0,), (1,)), (0, 1), (0, 4), (3, 3))
+
+def define_program(
+    program_id: int, *steps: ProgramStep | tuple[int, tuple[int, ...]], inputs: int = 2
+) -> DefineProgram:
+    """The definition of a program whose ops, given by their ids and inputs, have no scalars and one output each."""
+    made = iter(range(inputs, inputs + len(steps)))
+    ops = [RunOp(step[0], step[1], (next(made),), (), 0, 0) if isinstance(step, tuple) else step for step in steps]
+    return DefineProgram(program_id, inputs, 0, tuple(ops))
+
+
+DEFINITION = DefineProgram(
+    own(30),
+    1,
+    1,
+    (
+        RunOp(own(2), (0,), (2,), (), 0, 3),
+        NoteGradient(2, 0, 3),
+        BeginModule(1, (0,), 2, (), 3),
+        DropCopies((0,)),
+        PlaceTensor(2, ROWS, 3),
+        RunOp(own(2), (0, 2), (3,), (1,), 4, 3),
+    ),
+)
 
 INSTRUCTIONS: list[Instruction] = [
-    SEGMENT,
-    RunSegment(own(30), own(40), (own(5),), (0.5,), (0, 1)),
-    RunSegment(
-        own(30),
-        own(40),
-        (own(5),),
-        (0.5,),
-        (),
-        (
-            BetweenOps(1, NoteGradient(own(5), own(6), 3)),
-            BetweenOps(1, DropCopies((own(5),))),
-            BetweenOps(1, BeginModule(1, (own(5),), 2, (), 3)),
-            BetweenOps(1, FreeTensors((own(5),))),
-        ),
-    ),
+    DEFINITION,
+    RunProgram(own(30), own(40), (own(5),), (0.5,), (0, 2)),
     DefineOp(own(1), RICH),
     DefineOp(own(2), ZEROS),
     DefineSite(3, "train.py", 12, "step"),
@@ -259,8 +268,8 @@ INSTRUCTIONS: list[Instruction] = [
 ]
 
 COMMANDS: list[Command] = [
-    SEGMENT,
-    RunSegment(own(30), own(40), (own(5),), (0.5,), ()),
+    DEFINITION,
+    RunProgram(own(30), own(40), (own(5),), (0.5,), ()),
     DefineOp(own(1), RICH),
     WorkerDefineProgram(own(16), "aten.x.default", PROGRAM),
     WorkerDefineScope(1, 2, "forward", True),

@@ -9,7 +9,7 @@ from gt.client.cached_calls import CachedCall, MultiResultCall, SingleResultCall
 from gt.client.call_sites import Sites
 from gt.client.geometry import Geometry
 from gt.client.storage import TensorRef
-from gt.core.messages import CreateTensor, DefineSegment, Instruction, RunOp, RunSegment
+from gt.core.messages import CreateTensor, DefineProgram, Instruction, RunOp, RunProgram
 from gt.core.readable_units import count, print_bytes, print_tensors, short_op
 from gt.core.signatures import Signature
 from gt.core.tables import CALLS, Column, LogTable
@@ -54,12 +54,12 @@ class CallLog:
             if isinstance(instruction, CreateTensor):
                 nbytes = instruction.byte_range.nbytes
                 self._add("upload", "", print_tensors([instruction.meta]), "", nbytes, instruction.site)
-            elif isinstance(instruction, DefineSegment):
-                names = [self._name(op_id) for op_id in (instruction.op_ids[0], instruction.op_ids[-1])]
-                ends = f"{count(len(instruction.op_ids), 'op')} from {names[0]} to {names[1]}"
-                self._add("segment", "", ends, "", None, instruction.sites[0])
+            elif isinstance(instruction, DefineProgram):
+                ops = [step for step in instruction.steps if isinstance(step, RunOp)]
+                ends = f"{count(len(ops), 'op')} from {self._name(ops[0].op_id)} to {self._name(ops[-1].op_id)}"
+                self._add("segment", "", ends, "", None, ops[0].site)
         kinds = Counter(map(type, batch))
-        parts = [count(kinds[RunOp], "op"), count(kinds[RunSegment], "segment"), count(uploads, "upload")]
+        parts = [count(kinds[RunOp], "op"), count(kinds[RunProgram], "segment"), count(uploads, "upload")]
         self._add("flush", count(len(batch), "instruction"), ", ".join(parts), "", None, 0)
 
     def _name(self, op_id: int) -> str:

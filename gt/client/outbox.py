@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from gt.client.call_log import CallLog
 from gt.client.flow_control import BATCH
 from gt.client.interrupts import CriticalSection, is_inside
-from gt.client.segment_matcher import SegmentMatcher
+from gt.client.program_matcher import ProgramMatcher
 from gt.client.storage import Storage, TensorRef, collect_into, is_collected_into
 from gt.core.errors import GTError, ReadOnlyError, SessionError
 from gt.core.messages import CreateTensor, FreeTensors, Instruction
@@ -62,7 +62,7 @@ class Outbox:
         collect: Callable[[], object],
         pace: Callable[[int], None],
         break_off: Callable[[str], None],
-        matcher: SegmentMatcher,
+        matcher: ProgramMatcher,
         call_log: CallLog | None = None,
     ) -> None:
         self.lock = threading.RLock()

@@ -22,11 +22,11 @@ from gt.client.host_data import payload, strided
 from gt.client.inbox import Inbox
 from gt.client.interrupts import require_outside
 from gt.client.outbox import Outbox
+from gt.client.program_matcher import ProgramMatcher
 from gt.client.recordings import CommandRecordings, TrafficRecordings
 from gt.client.rule_inference import RuleInference
 from gt.client.scope_resolver import ScopeResolver
 from gt.client.scope_stack import in_use
-from gt.client.segment_matcher import SegmentMatcher
 from gt.client.storage import ROOT, Storage, TensorRef
 from gt.client.torch_patches.dispatch import unintercepted
 from gt.client.torch_strides import strides_without_gaps
@@ -52,15 +52,15 @@ from gt.core.messages import (
     ReadTraffic,
     Redistribute,
     RunOp,
-    RunSegment,
+    RunProgram,
     Synchronize,
     TimelineRead,
     TrafficRead,
     Welcome,
 )
+from gt.core.program import Program
 from gt.core.progress import ProgressDisplay
 from gt.core.readable_units import print_bytes
-from gt.core.segments import SegmentBody
 from gt.core.settings import DEFAULT_HOT_PATH, HotPathSettings
 from gt.core.signatures import Input, Signature, as_name, as_text
 from gt.sharding.held_parts import distinct_parts
@@ -123,7 +123,7 @@ class Session:
         self.calls_inferred = 0
         self.rule_inference = RuleInference()
         self.signatures: dict[int, Signature] = {}
-        self.segment_bodies: dict[int, SegmentBody] = {}  # bodies of segments defined by gt.compile, by id
+        self.programs: dict[int, Program] = {}  # those that gt.compile has defined, by id
         self.closed_because = ""  # the reason, if the session is closed
         self.quiet_threads = 1  # threads that never make an op: the one that flushes, and those of the monitor
         self.captures: Captures | None = None  # set by the launcher, which knows where the dispatcher runs
@@ -141,7 +141,7 @@ class Session:
             self._request_synchronization, self.inbox.wait, welcome.max_in_flight, self.inbox.wait_for_room
         )
         self._op_ids = itertools.count(first + 1)
-        self.matcher = SegmentMatcher(hot_path, self.new_op_id, lambda: self.signatures)
+        self.matcher = ProgramMatcher(hot_path, self.new_op_id, lambda: self.signatures)
         self.outbox = Outbox(
             channel, self.inbox.collect, self._flow_control.count, self._break_off, self.matcher, self.call_log
         )
@@ -182,7 +182,7 @@ class Session:
     # Definitions
 
     def new_op_id(self) -> int:
-        """An id for an op or a segment."""
+        """An id for an op or a program."""
         return next(self._op_ids)
 
     def define(self, signature: Signature) -> int:
@@ -212,9 +212,9 @@ class Session:
         return next(self._query_ids)
 
     def expand(self, instruction: Instruction) -> Sequence[Instruction]:
-        """The instructions of the ops, if `gt.compile` has sent a segment; any other instruction alone."""
-        body = self.segment_bodies.get(instruction.segment_id) if isinstance(instruction, RunSegment) else None
-        return body.expand(instruction) if body is not None else (instruction,)  # type: ignore[arg-type]
+        """The steps of a program that `gt.compile` has run; any other instruction alone."""
+        program = self.programs.get(instruction.program_id) if isinstance(instruction, RunProgram) else None
+        return program.expand(instruction) if program is not None else (instruction,)  # type: ignore[arg-type]
 
     # Uploads
 

@@ -19,7 +19,7 @@ class IdRole(Enum):
     """The meaning of an id field of a message. `gt.core.message_fields` reads it from the field's type."""
 
     OWNED = auto()  # a tensor of the session that the message belongs to, or a position among its tensors
-    OTHER = auto()  # also of that session, but an op, a segment or a request; these are numbered apart from tensors
+    OTHER = auto()  # also of that session, but an op, a program or a request; these are numbered apart from tensors
     NEW = auto()  # also of that session, and given to a new tensor by the message
     FIRST_RESULT = auto()  # the first of MAX_RESULTS ids that a query's results may take
 

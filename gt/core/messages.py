@@ -20,12 +20,12 @@ from msgspec import Meta, Struct
 
 from gt.core.ids import FirstResultId, Id, Ids, NewId, NewIds, OtherId, OtherIds, ScopeId, SiteId
 from gt.core.meta import TensorMeta
-from gt.core.signatures import Axis, Name, Number, PolicyRecord, OpProgram, Signature, SpecRecord, Text
+from gt.core.signatures import Axis, Name, Number, OpProgram, PolicyRecord, Signature, SpecRecord, Text
 
 PROTOCOL = 17
 MAX_BATCH = 1 << 16
-MAX_SEGMENT = 64  # ops of a segment
-MAX_SLOT = (1 << 16) - 1  # largest slot of a tensor in a segment, and largest difference between its new ids
+MAX_STEPS = 128  # of a program
+MAX_SLOT = (1 << 16) - 1  # largest slot of a program
 MAX_RECORDED = 1 << 20  # commands that a worker records at most
 COUNTED_BYTES = 1 << 16  # a read of this size or more counts by itself against the session's limit
 ACKNOWLEDGED_BYTES = 1 << 20  # a client acknowledges its other answers together, each time they add up to this size
@@ -254,44 +254,17 @@ class RunOp(_Record, frozen=True):
     site: SiteId
 
 
-class DefineSegment(_Record, frozen=True):
-    """A run of ops that a program repeats, described once; a RunSegment runs it. There is one entry for each op.
-
-    Tensors are named by slots: first the `externals`, which exist before the segment, then the outputs of the ops, in
-    order. `inputs` are slots; `outputs` are offsets of new ids from the `first` of a RunSegment; `scalars` are the
-    numbers of scalars of the ops."""
-
-    timeline_name: ClassVar = "define"
-    segment_id: OtherId
-    op_ids: OtherIds
-    externals: Slot
-    inputs: Annotated[tuple[Slots, ...], Meta(max_length=MAX_SEGMENT)]
-    outputs: Annotated[tuple[Slots, ...], Meta(max_length=MAX_SEGMENT)]
-    scalars: Annotated[tuple[Slot, ...], Meta(max_length=MAX_SEGMENT)]
-    scopes: Annotated[tuple[ScopeId, ...], Meta(max_length=MAX_SEGMENT)]
-    sites: Annotated[tuple[SiteId, ...], Meta(max_length=MAX_SEGMENT)]
-
-
-class BetweenOps(Struct, array_like=True, frozen=True):
-    """An instruction that is carried out in the middle of a segment, before the op at `position`."""
-
-    position: Slot
-    instruction: NoteGradient | BeginModule | DropCopies | PlaceTensor | FreeTensors
-
-
-class RunSegment(_Record, frozen=True):
-    """Run the ops of a segment on `externals`, with the scalars of all ops in order. `dead` are the slots that nothing
-    after the segment uses: they are freed, each after its last use in it.
-
-    `between` are instructions that the dispatcher carries out between the ops; workers get none."""
+class RunProgram(_Record, frozen=True):
+    """Run the steps of a program on `inputs`, with the scalars of all steps in order. The ids that the steps give are
+    `first` and those after it. `dead` are the slots that nothing after the run uses: they are freed, each after the
+    last step that names it."""
 
     timeline_name: ClassVar = "op"
-    segment_id: OtherId
+    program_id: OtherId
     first: NewId
-    externals: Ids
+    inputs: Ids
     scalars: Annotated[tuple[Number, ...], Meta(max_length=1 << 16)]
     dead: Slots
-    between: Annotated[tuple[BetweenOps, ...], Meta(max_length=1 << 12)] = ()
 
 
 class QueryOp(_Record, frozen=True):
@@ -385,6 +358,22 @@ class NoteGradient(_Record, frozen=True):
     parameter: Id
     site: SiteId
     is_transposed: bool = False
+
+
+ProgramStep: TypeAlias = Union[RunOp, NoteGradient, BeginModule, DropCopies, PlaceTensor]
+"""An instruction of a program. Workers' programs consist of ops."""
+
+
+class DefineProgram(_Record, frozen=True):
+    """Instructions that are described once; a RunProgram runs them. In `steps` slots stand for ids and scalars: first
+    those of the inputs, which exist before a run, then of the scalars of all steps, in order, then of the ids that the
+    steps give, in order (`gt.core.program`)."""
+
+    timeline_name: ClassVar = "define"
+    program_id: OtherId
+    input_count: Slot
+    scalar_count: Slot
+    steps: Annotated[tuple[ProgramStep, ...], Meta(max_length=MAX_STEPS)]
 
 
 class BeginStep(_Record, frozen=True):
@@ -500,11 +489,11 @@ class ReadTimeline(_Record, frozen=True):
 
 
 Instruction = Union[
-    RunOp, RunSegment, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor,
+    RunOp, RunProgram, QueryOp, FreeTensors, DropCopies, CreateTensor, Redistribute, FetchTensor, LocateTensor,
     ReadStory, ReadWorkers, Synchronize, PublishTensor, UnpublishTensor, SubscribeTensor,
     PlaceTensor, BeginModule, NoteGradient, BeginStep, EndStep, ReadVersions, ReadTraffic, ReadStats, ReadMemory,
     ReadNonFinite, ReadTimeline,
-    DefineOp, DefineSegment, ForgetOps, DefineSite, DefineScope, Goodbye,
+    DefineOp, DefineProgram, ForgetOps, DefineSite, DefineScope, Goodbye,
 ]  # fmt: skip
 
 
@@ -640,7 +629,7 @@ class WorkerShutdown(_Record, frozen=True):
 
 
 Command = Union[
-    RunOp, RunSegment, FreeTensors, DefineOp, DefineSegment, WorkerDefineProgram, WorkerDefineScope, ForgetOps,
+    RunOp, RunProgram, FreeTensors, DefineOp, DefineProgram, WorkerDefineProgram, WorkerDefineScope, ForgetOps,
     WorkerCreateTensor, QueryOp,
     WorkerShareTensor, WorkerUnshareTensor,
     WorkerFetchTensor, ReadVersions, WorkerBeginStep, WorkerAgreeOnStep, WorkerEndStep, Synchronize,

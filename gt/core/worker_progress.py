@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 OP, SITE, STATE, SINCE, BUSY, WAITED, OPS, BYTES, RECEIVED, SENT = range(10)
-"""Positions: the id of the last op begun, and its site (in a segment: the id of the segment, and the position in it);
+"""Positions: the id of the last op begun, and its site (in a program: the id of the program, and the position in it);
 the state and the time at which it began; nanoseconds of work and of exchanges since the start; ops run; bytes of the
 tensors held; bytes received from other workers, and sent to them."""
 

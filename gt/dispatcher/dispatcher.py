@@ -21,7 +21,7 @@ from gt.core.messages import (
     ReadStory,
     Rejected,
     Report,
-    RunSegment,
+    RunProgram,
     Synchronized,
     TimelineReport,
     WorkerInfo,
@@ -36,12 +36,12 @@ from gt.dispatcher.message_capture import CaptureRequests, MessageCapture
 from gt.dispatcher.message_queue import MessageQueue, Outgoing, ToClient, ToWorkers
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.plan_records import plan_observer
+from gt.dispatcher.programs import Programs, RunPart, Single
 from gt.dispatcher.recent_batches import RecentBatches
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.rejection import OP_OF_ANOTHER, reject, reject_internal_error
 from gt.dispatcher.reports import Reports
 from gt.dispatcher.requests import Requests
-from gt.dispatcher.segments import RunPart, Segments, Single
 from gt.dispatcher.state import State
 from gt.dispatcher.state_records import LOOPBACK, DeadWorker, SessionRecord
 from gt.dispatcher.tensor_records import TensorRecord
@@ -74,21 +74,21 @@ class Dispatcher:
         self._requests = Requests(state, outgoing)
         self._fair_queue = FairQueue(state)
         self._reports = Reports(state, outgoing, self._transactions, self._requests, store)
-        segments = self._segments = Segments(state, outgoing, plan_cache, plans_seen)
+        programs = self._programs = Programs(state, outgoing, plan_cache, plans_seen)
         self._membership = Membership(
             state,
             outgoing,
             self._transactions,
             redistributor,
             plan_cache,
-            segments,
+            programs,
             self._fair_queue,
             store,
             copy_limit,
         )
         buckets = GradientBuckets(state, redistributor, plan_cache)
-        self._drains = WorkerDrains(state, outgoing, self._transactions, redistributor, segments, buckets)
-        self._instructions = Instructions(state, outgoing, redistributor, self._requests, plan_cache, segments, buckets)
+        self._drains = WorkerDrains(state, outgoing, self._transactions, redistributor, programs, buckets)
+        self._instructions = Instructions(state, outgoing, redistributor, self._requests, plan_cache, programs, buckets)
         self._instructions.actions[Goodbye] = self._goodbye
         self._instructions.actions[ReadStory] = self._read_story
         self._recent_messages: dict[int, RecentMessages] = {}
@@ -216,7 +216,7 @@ class Dispatcher:
         session = self.state.sessions.get(ident)
         if session is None:
             return [ToClient(ident, Rejected(0, f"session {ident} has ended"))]
-        self._segments.limit_plans(session)
+        self._programs.limit_plans(session)
         capture = self.captures.current
         start_time = capture.clock() if capture is not None else 0
         remaining = iter(buffers)
@@ -225,8 +225,8 @@ class Dispatcher:
         observed = outgoing.observer is not None
         created: dict[int, TensorRecord] = {}
         singles: Iterable[Single] = batch
-        if RunSegment in map(type, batch):
-            singles = self._segments.expanded(session, batch)
+        if RunProgram in map(type, batch):
+            singles = self._programs.expanded(session, batch)
         for instruction in singles:
             start = len(queued)
             if observed:
@@ -355,9 +355,9 @@ class Dispatcher:
             return "", ""
         if session is None:
             return "an op of a session that has ended", ""
-        part = session.segment_parts.get(op_id)
+        part = session.program_parts.get(op_id)
         if part is not None:  # a worker that replays a part shows the position in it
-            op = part.body.ops[max(0, min(site_id, len(part.body.ops) - 1))]
+            op = part.program.ops[max(0, min(site_id, len(part.program.steps) - 1))]
             op_id, site_id = op.op_id, op.site
         site = session.site(site_id) if site_id in session.sites else ""  # a move may have no site
         return session.op_name(op_id) or "an op that was forgotten", site

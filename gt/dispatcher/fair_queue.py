@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from gt.core.errors import ProtocolError
 from gt.core.message_fields import PAYLOAD_RECORDS
-from gt.core.messages import CreateTensor, FetchTensor, Instruction, QueryOp, Redistribute, RunOp, RunSegment
+from gt.core.messages import CreateTensor, FetchTensor, Instruction, QueryOp, Redistribute, RunOp, RunProgram
 from gt.dispatcher.state import State
 from gt.dispatcher.state_records import SessionRecord
 from gt.wire.codec import Buffer
@@ -250,10 +250,10 @@ class FairQueue:
             if self._state.shared:
                 nbytes += sum(self._shared_bytes(ident) for ident in instruction.inputs)
             return 1 + (nbytes + (op.nbytes if op is not None else 0)) // UNIT_BYTES
-        if isinstance(instruction, RunSegment):
-            segment = session.segments.get(instruction.segment_id)
-            nbytes = sum(tensors[ident].nbytes for ident in instruction.externals if ident in tensors)
-            return 1 if segment is None else len(segment.body.ops) + (nbytes + 2 * segment.nbytes) // UNIT_BYTES
+        if isinstance(instruction, RunProgram):
+            record = session.programs.get(instruction.program_id)
+            nbytes = sum(tensors[ident].nbytes for ident in instruction.inputs if ident in tensors)
+            return 1 if record is None else len(record.program.steps) + (nbytes + 2 * record.nbytes) // UNIT_BYTES
         if isinstance(instruction, CreateTensor):
             return 1 + instruction.meta.nbytes // UNIT_BYTES
         if isinstance(instruction, FetchTensor | Redistribute):

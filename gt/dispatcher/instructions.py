@@ -12,8 +12,8 @@ from gt.core.messages import (
     Command,
     CreateTensor,
     DefineOp,
+    DefineProgram,
     DefineScope,
-    DefineSegment,
     DefineSite,
     DropCopies,
     EndStep,
@@ -39,7 +39,7 @@ from gt.core.messages import (
     ReadWorkers,
     Redistribute,
     RunOp,
-    RunSegment,
+    RunProgram,
     Stats,
     SubscribeTensor,
     Synchronize,
@@ -61,10 +61,10 @@ from gt.dispatcher.module_gathers import ModuleGathers
 from gt.dispatcher.op_definitions import OpRecord, layout_from_record, require_layout_fit
 from gt.dispatcher.op_instructions import OpInstructions
 from gt.dispatcher.plan_cache import PlanCache
+from gt.dispatcher.programs import Programs, RunPart
 from gt.dispatcher.publications import Publications
 from gt.dispatcher.redistribution import Redistributor
 from gt.dispatcher.requests import Requests
-from gt.dispatcher.segments import RunPart, Segments
 from gt.dispatcher.state import State
 from gt.dispatcher.state_records import Reply, ScopeRecord, SessionRecord, WorkerRecord
 from gt.dispatcher.step_coordinator import StepCoordinator
@@ -91,7 +91,7 @@ class Instructions:
         redistributor: Redistributor,
         requests: Requests,
         plan_cache: PlanCache,
-        segments: Segments,
+        programs: Programs,
         buckets: GradientBuckets,
     ) -> None:
         self._state = state
@@ -99,7 +99,7 @@ class Instructions:
         self._redistributor = redistributor
         self._requests = requests
         self._plan_cache = plan_cache
-        self._segments = segments
+        self._programs = programs
         self.describe_worker: Callable[[int], str] = lambda worker: "ready"
         self._buckets = buckets
         publications = self._publications = Publications(state, outgoing, redistributor, self._buckets)
@@ -108,9 +108,9 @@ class Instructions:
         self._reads = reads = TensorReads(state, outgoing, requests)
         self.actions: dict[type, InstructionAction] = {
             RunOp: ops.run_op,
-            RunPart: segments.run_part,
-            RunSegment: segments.refuse,
-            DefineSegment: segments.define,
+            RunPart: programs.run_part,
+            RunProgram: programs.refuse,
+            DefineProgram: programs.define,
             FreeTensors: self._free,
             DropCopies: self._drop_copies,
             BeginModule: ModuleGathers(state, redistributor).begin,
@@ -276,13 +276,13 @@ class Instructions:
         self._state.define_op(session, OpRecord.of(define.op_id, define.signature))
 
     def _forget_ops(self, session: SessionRecord, forget: ForgetOps, _: Buffer | None) -> None:
-        """Forget ops here and on the workers, with their plans and the plans of all moves, and segments: those named,
+        """Forget ops here and on the workers, with their plans and the plans of all moves, and programs: those named,
         and those of forgotten ops."""
         records = [session.ops[op_id] for op_id in forget.op_ids if op_id in session.ops]
         op_ids = (*forget.op_ids, *[subset.op_id for record in records for subset in record.subsets.values()])
         gone = set(op_ids)
-        of_ops = [s for s, segment in session.segments.items() if any(op.op_id in gone for op in segment.body.ops)]
-        self._segments.forget(session, [*gone.intersection(session.segments), *of_ops])
+        of_ops = [p for p, record in session.programs.items() if any(op.op_id in gone for op in record.program.ops)]
+        self._programs.forget(session, [*gone.intersection(session.programs), *of_ops])
         self._plan_cache.forget(session, self._state.forget_ops(session, op_ids))
         for ident, worker in self._state.workers.items():
             known = tuple(worker.known_ops.intersection(op_ids))

@@ -13,10 +13,10 @@ from gt.dispatcher.fair_queue import FairQueue
 from gt.dispatcher.group_store import GroupStore
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.plan_cache import PlanCache
+from gt.dispatcher.programs import Programs
 from gt.dispatcher.redistribution import Redistributor, default_limit
 from gt.dispatcher.rejection import describe_internal_error, lost
 from gt.dispatcher.reports import Reports
-from gt.dispatcher.segments import Segments
 from gt.dispatcher.state import State
 from gt.dispatcher.state_records import DeadWorker, SessionRecord
 from gt.dispatcher.transactions import Transactions
@@ -61,7 +61,7 @@ class Membership:
         transactions: Transactions,
         redistributor: Redistributor,
         plan_cache: PlanCache,
-        segments: Segments,
+        programs: Programs,
         fair_queue: FairQueue,
         store: GroupStore,
         copy_limit: int | None = None,
@@ -71,7 +71,7 @@ class Membership:
         self._transactions = transactions
         self._redistributor = redistributor
         self._plan_cache = plan_cache
-        self._segments = segments
+        self._programs = programs
         self._fair_queue = fair_queue
         self._store = store
         self._copy_limit = copy_limit
@@ -142,7 +142,7 @@ class Membership:
         self._outgoing.free(losses.useless)
         for ident, copy in losses.promoted:
             self._redistributor.rename(session, self._state.tensors[ident], copy, ident, 0)
-        self._segments.forget_parts(session)
+        self._programs.forget_parts(session)
         self._plan_cache.forget(session, self._state.forget_plans_on(session, worker))
         lines = describe_losses(losses.missing, find_sites(session, [ident for ident, _ in losses.missing]))
         if lines or not self._state.dead_worker(worker).is_drained:

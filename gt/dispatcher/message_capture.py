@@ -19,7 +19,7 @@ from gt.core.messages import (
     Ran,
     ReadTimeline,
     Report,
-    RunSegment,
+    RunProgram,
     TimelineReport,
 )
 from gt.dispatcher.message_descriptions import command_events, message_event
@@ -190,5 +190,5 @@ def _sent(
 
 
 def _expand_instruction(session: SessionRecord, instruction: Instruction) -> Sequence[Instruction]:
-    record = session.segments.get(instruction.segment_id) if isinstance(instruction, RunSegment) else None
-    return record.body.expand(instruction) if record is not None else (instruction,)  # type: ignore[arg-type]
+    record = session.programs.get(instruction.program_id) if isinstance(instruction, RunProgram) else None
+    return record.program.expand(instruction) if record is not None else (instruction,)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gt.core.message_events import Details, Direction, Event, ObservedMessage, TensorCreated
-from gt.core.messages import Command, DefineOp, DefineSite, RunOp, RunSegment, WorkerCreateTensor
+from gt.core.messages import Command, DefineOp, DefineSite, RunOp, RunProgram, WorkerCreateTensor
 from gt.dispatcher.op_definitions import MOVE
 from gt.dispatcher.state_records import SessionRecord
 from gt.dispatcher.tensor_records import TensorRecord
@@ -65,19 +65,19 @@ def created_by(session: SessionRecord | None, command: Command) -> Sequence[int]
     if isinstance(command, RunOp):
         is_move = session is not None and session.op_name(command.op_id) == MOVE
         return command.outputs if is_move or not command.inputs else ()
-    part = session.segment_parts.get(command.segment_id) if isinstance(command, RunSegment) and session else None
+    part = session.program_parts.get(command.program_id) if isinstance(command, RunProgram) and session else None
     if part is None:
         return ()
-    slots = [slot for op in part.body.ops if not op.inputs for slot in op.outputs]
-    return [part.body.id(command, slot) for slot in slots]  # type: ignore[arg-type]
+    slots = [slot for op in part.program.ops if not op.inputs for slot in op.outputs]
+    return [part.program.id(command, slot) for slot in slots]  # type: ignore[arg-type]
 
 
 def expand_command(session: SessionRecord | None, command: Command) -> Sequence[Command]:
-    """The commands that a RunSegment stands for; any other command alone."""
-    if not isinstance(command, RunSegment) or session is None:
+    """The commands that a RunProgram stands for; any other command alone."""
+    if not isinstance(command, RunProgram) or session is None:
         return (command,)
-    part = session.segment_parts.get(command.segment_id)
-    return part.body.commands(command) if part is not None else (command,)
+    part = session.program_parts.get(command.program_id)
+    return part.program.expand(command) if part is not None else (command,)  # type: ignore[return-value]
 
 
 def describe_message(session: SessionRecord | None, message: ObservedMessage | None) -> tuple[str, str]:
@@ -98,7 +98,7 @@ def _describe_scope(session: SessionRecord | None, message: ObservedMessage | No
 
 
 def _describe_part(tensors: Mapping[int, TensorRecord], ident: int, worker: int) -> Details:
-    """The part of a tensor on a worker. Nothing is known of a tensor that a segment has freed already."""
+    """The part of a tensor on a worker. Nothing is known of a tensor that a program has freed already."""
     tensor = tensors.get(ident)
     return describe_part(tensor, worker) if tensor is not None and worker in tensor.spec.mesh else ()
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gt.core.ids import session_of
-from gt.core.messages import CreateTensor, Instruction, QueryOp, Redistribute, RunOp, RunSegment
-from gt.core.segments import SegmentBody
+from gt.core.messages import CreateTensor, Instruction, QueryOp, Redistribute, RunOp, RunProgram
+from gt.core.program import Program
 from gt.dispatcher.state_records import SessionRecord
 
 LIMIT = 1 << 14  # batches that wait for the reader
@@ -88,24 +88,24 @@ def _overlaps(idents: Sequence[int], session: SessionRecord, instructions: Seque
 
 def _range(session: SessionRecord, instruction: Instruction) -> tuple[int, int]:
     """The first and the last id that an instruction gives to a tensor; zeros if it gives none."""
-    if isinstance(instruction, RunSegment):
-        body = _body(session, instruction)
-        return (0, 0) if body is None else (instruction.first, instruction.first + max(body.offsets, default=0))
+    if isinstance(instruction, RunProgram):
+        program = _program(session, instruction)
+        return (0, 0) if program is None else (instruction.first, instruction.first + program.made - 1)
     written = [ident for ident, _ in _written_by_one(instruction)]
     return (min(written), max(written)) if written else (0, 0)
 
 
 def _written(session: SessionRecord, instruction: Instruction, idents: Sequence[int]) -> Iterator[tuple[int, int]]:
     """The tensors that an instruction writes, each with its site."""
-    if not isinstance(instruction, RunSegment):
+    if not isinstance(instruction, RunProgram):
         yield from _written_by_one(instruction)
         return
-    body = _body(session, instruction)
-    if body is None or not _overlaps(idents, session, (instruction,)):
+    program = _program(session, instruction)
+    if program is None or not _overlaps(idents, session, (instruction,)):
         return
-    for op in body.ops:
+    for op in program.ops:
         for slot in op.outputs:
-            yield body.id(instruction, slot), op.site
+            yield program.id(instruction, slot), op.site
 
 
 def _written_by_one(instruction: Instruction) -> Iterator[tuple[int, int]]:
@@ -120,6 +120,6 @@ def _written_by_one(instruction: Instruction) -> Iterator[tuple[int, int]]:
         yield instruction.first, instruction.site
 
 
-def _body(session: SessionRecord, run: RunSegment) -> SegmentBody | None:
-    record = session.segments.get(run.segment_id)
-    return record.body if record is not None else None
+def _program(session: SessionRecord, run: RunProgram) -> Program | None:
+    record = session.programs.get(run.program_id)
+    return record.program if record is not None else None

@@ -18,7 +18,7 @@ from gt.core.signatures import Signature
 from gt.dispatcher.instruction_errors import IdInUse, InvalidInstruction, NoWorkers, UnknownId
 from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpFacts, OpRecord, PlanKey, SubsetOp
 from gt.dispatcher.planner import TensorMove
-from gt.dispatcher.segment_records import SegmentKey, SegmentRecord, SegmentSplit
+from gt.dispatcher.program_records import Layouts, ProgramRecord, ProgramSplit
 from gt.dispatcher.state_records import (
     LOOPBACK,
     LOST_LONG_AGO,
@@ -420,31 +420,31 @@ class State(TensorLosses):
         if len(session.forgotten) > FACTS_KEPT:
             self.undo.drop(session.forgotten, next(iter(session.forgotten)))
 
-    # Segments
+    # Programs
 
-    def define_segment(self, session: SessionRecord, segment: SegmentRecord) -> None:
-        self.undo.put(session.segments, segment.segment_id, segment)
+    def add_program(self, session: SessionRecord, record: ProgramRecord) -> None:
+        self.undo.put(session.programs, record.program_id, record)
 
-    def add_split(self, session: SessionRecord, segment: SegmentRecord, key: SegmentKey, split: SegmentSplit) -> None:
-        self.undo.put(segment.splits, key, split)
+    def add_split(self, session: SessionRecord, record: ProgramRecord, layouts: Layouts, split: ProgramSplit) -> None:
+        self.undo.put(record.splits, layouts, split)
         for part in split.parts:
-            self.undo.put(session.segment_parts, part.part_id, part)
+            self.undo.put(session.program_parts, part.part_id, part)
 
-    def forget_splits(self, session: SessionRecord, segment_ids: Iterable[int]) -> list[int]:
-        """Forget how segments are split; returns the ids of their parts."""
-        segments = [session.segments[ident] for ident in segment_ids]
-        splits = [self.undo.drop(segment.splits, key) for segment in segments for key in list(segment.splits)]
+    def forget_splits(self, session: SessionRecord, program_ids: Iterable[int]) -> list[int]:
+        """Forget how programs are split; returns the ids of their parts."""
+        records = [session.programs[ident] for ident in program_ids]
+        splits = [self.undo.drop(record.splits, key) for record in records for key in list(record.splits)]
         parts = [part.part_id for split in splits for part in split.parts]
         for part_id in parts:
-            self.undo.drop(session.segment_parts, part_id)
+            self.undo.drop(session.program_parts, part_id)
         return parts
 
-    def forget_segments(self, session: SessionRecord, segment_ids: Iterable[int]) -> list[int]:
-        """Returns the ids of the parts of these segments."""
-        known = [ident for ident in dict.fromkeys(segment_ids) if ident in session.segments]
+    def forget_programs(self, session: SessionRecord, program_ids: Iterable[int]) -> list[int]:
+        """Returns the ids of the parts of these programs."""
+        known = [ident for ident in dict.fromkeys(program_ids) if ident in session.programs]
         parts = self.forget_splits(session, known)
         for ident in known:
-            self.undo.drop(session.segments, ident)
+            self.undo.drop(session.programs, ident)
         return parts
 
     # Requests

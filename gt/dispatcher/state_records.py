@@ -26,7 +26,7 @@ from gt.core.meta import TensorMeta
 from gt.dispatcher.instruction_errors import Cause, UnknownId
 from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpFacts, OpRecord
 from gt.dispatcher.planner import TensorMove
-from gt.dispatcher.segment_records import SegmentPart, SegmentRecord
+from gt.dispatcher.program_records import ProgramPart, ProgramRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.policy import Policy
 from gt.wire.codec import Buffer
@@ -164,7 +164,7 @@ class SessionRecord:
     to it. `ids_given` counts the ids that the dispatcher gave; results of queries take ids from `next_result` on.
     `halted` is set while a step must not write. `workers` have run something for the session. `modules` are the
     needs of modules, by their numbers.
-    `segments` are by id, and so are the `segment_parts` that workers know. A session `accumulates` if it adds up the
+    `programs` are by id, and so are the `program_parts` that workers know. A session `accumulates` if it adds up the
     gradients of several backwards. `plans_made` counts the plans made for ops and moves, and `plans_kept` those
     that are cached. `defined_bytes` is the size of its definitions.
     """
@@ -188,8 +188,8 @@ class SessionRecord:
     workers: set[int] = field(default_factory=set)
     running_module: RunningModule | None = None
     modules: dict[int, ModuleNeeds] = field(default_factory=dict)
-    segments: dict[int, SegmentRecord] = field(default_factory=dict)
-    segment_parts: dict[int, SegmentPart] = field(default_factory=dict)
+    programs: dict[int, ProgramRecord] = field(default_factory=dict)
+    program_parts: dict[int, ProgramPart] = field(default_factory=dict)
     accumulates: bool = False
     plans_made: int = field(default=0, compare=False)
     plans_kept: int = 0

@@ -16,7 +16,7 @@ from gt.core.messages import (
     QueryOp,
     ReadStory,
     RunOp,
-    RunSegment,
+    RunProgram,
     StoryEvent,
     StoryRead,
     WorkerCreateTensor,
@@ -215,7 +215,7 @@ class _Tale:
 # They are kept as they are, and turned into events on request.
 
 
-KEPT = 4096  # messages of a session; a segment is one
+KEPT = 4096  # messages of a session; a program is one
 MAX_SITES = 1 << 14  # sites of tensors that outlive the messages which made them
 
 
@@ -264,7 +264,7 @@ class RecentMessages:
         return found
 
     def commands(self, session: SessionRecord) -> Iterator[tuple[tuple[int, ...], Command]]:
-        """The commands, with those of segments one by one, and their workers."""
+        """The commands, with those of programs one by one, and their workers."""
         for sent in self._batches:
             for message in sent:
                 if isinstance(message, ToWorkers):
@@ -274,16 +274,16 @@ class RecentMessages:
 
 def _made_by(session: SessionRecord, command: Command, wanted: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Those of the tensors that a command has made, with the site of each. `wanted` is sorted."""
-    if not isinstance(command, RunSegment):
+    if not isinstance(command, RunProgram):
         yield from [made for made in _made_by_one(command) if _contains(wanted, made[0])]
         return
-    part = session.segment_parts.get(command.segment_id)
+    part = session.program_parts.get(command.program_id)
     if part is None:
         return
-    body = part.body
+    program = part.program
     at = bisect_left(wanted, command.first)
-    if at < len(wanted) and wanted[at] <= command.first + max(body.offsets, default=0):
-        ids = [(body.id(command, slot), op.site) for op in body.ops for slot in op.outputs]
+    if at < len(wanted) and wanted[at] < command.first + program.made:
+        ids = [(program.id(command, slot), op.site) for op in program.ops for slot in op.outputs]
         yield from [made for made in ids if _contains(wanted, made[0])]
 
 

@@ -1,7 +1,7 @@
 """The tensors of all sessions: their layouts, copies and sizes, and those without a value.
 
 The base of `TensorLosses`, which is the base of `State`. Only the files of these three change the state, through the
-undo log; `apply_results`, `apply_segment` and `free`, each the last change of an instruction, are not recorded.
+undo log; `apply_results`, `apply_program` and `free`, each the last change of an instruction, are not recorded.
 """
 
 from __future__ import annotations
@@ -132,10 +132,10 @@ class TensorTables:
             bytes_on[mesh] = bytes_on.get(mesh, 0) + tensor.nbytes
         return copies
 
-    def apply_segment(
+    def apply_program(
         self, written: Sequence[int], freed: Sequence[int], results: Sequence[tuple[int, TensorRecord]]
     ) -> Sequence[tuple[int, DeviceMesh]]:
-        """Apply the results of a part of a segment: remove the tensors that it writes to or frees, and add those of its
+        """Apply the results of a part of a program: remove the tensors that it writes to or frees, and add those of its
         results that outlive it. Returns the copies of the written tensors, to be freed. Hot path, and not recorded in
         the undo log, as in `apply_results`."""
         tensors, bytes_on = self.tensors, self.bytes_on

@@ -17,8 +17,8 @@ from gt.core.ids import ALL_SESSIONS, SESSION_SHIFT
 from gt.core.messages import Left, Synchronize, WorkerShutdown
 from gt.dispatcher.gradient_buckets import GradientBuckets
 from gt.dispatcher.message_queue import MessageQueue
+from gt.dispatcher.programs import Programs
 from gt.dispatcher.redistribution import Redistributor
-from gt.dispatcher.segments import Segments
 from gt.dispatcher.state import State
 from gt.dispatcher.state_records import DeadWorker, SessionRecord
 from gt.dispatcher.tensor_records import TensorRecord, spec_on
@@ -51,14 +51,14 @@ class WorkerDrains:
         outgoing: MessageQueue,
         transactions: Transactions,
         redistributor: Redistributor,
-        segments: Segments,
+        programs: Programs,
         buckets: GradientBuckets,
     ) -> None:
         self._state = state
         self._outgoing = outgoing
         self._transactions = transactions
         self._redistributor = redistributor
-        self._segments = segments
+        self._programs = programs
         self._buckets = buckets
         self._drains: dict[int, _Drain] = {}
         self._requests = 0
@@ -137,7 +137,7 @@ class WorkerDrains:
         """Returns the workers that take part. A tensor that an unanswered query may resize moves after the answer."""
         state, movers = self._state, set[int]()
         tensors = [ident for ident in idents if ident in state.tensors and ident not in state.may_resize]
-        self._segments.forget_parts(session)
+        self._programs.forget_parts(session)
         self._buckets.reduce(session, tensors, "leave", 0)
         for ident in tensors:
             tensor = state.tensors[ident]

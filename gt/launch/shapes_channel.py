@@ -20,7 +20,7 @@ from gt.core.messages import (
     ReadVersions,
     Report,
     RunOp,
-    RunSegment,
+    RunProgram,
     Stats,
     Synchronize,
     Synchronized,
@@ -126,11 +126,11 @@ class ShapesChannel(SynchronousChannel):
                     self._memory.note(self.dispatcher.state.sessions[self._session], part[0])
 
     def _one_by_one(self, batch: Sequence[Instruction]) -> Iterator[Sequence[Instruction]]:
-        """The instructions of a batch, and of the segments that it runs."""
-        segments = self.dispatcher.state.sessions[self._session].segments
+        """The instructions of a batch, and of the programs that it runs."""
+        programs = self.dispatcher.state.sessions[self._session].programs
         for instruction in batch:
-            if isinstance(instruction, RunSegment) and instruction.segment_id in segments:
-                yield from ([single] for single in segments[instruction.segment_id].body.expand(instruction))
+            if isinstance(instruction, RunProgram) and instruction.program_id in programs:
+                yield from ([single] for single in programs[instruction.program_id].program.expand(instruction))
             else:
                 yield [instruction]
 

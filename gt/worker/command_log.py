@@ -11,7 +11,7 @@ from gt.core.messages import (
     FreeTensors,
     QueryOp,
     RunOp,
-    RunSegment,
+    RunProgram,
     Swapped,
     WorkerCreateTensor,
     WorkerDefineProgram,
@@ -86,10 +86,10 @@ class CommandLog:
         command = timed.command
         if isinstance(command, RunOp | QueryOp):
             return short_op(self._describe.describe_op(command.op_id).name)
-        if isinstance(command, RunSegment):
+        if isinstance(command, RunProgram):
             compiled = sum(len(positions) for positions, _, _ in timed.op_times if len(positions) > 1)
-            body, _ = self._describe.describe_segment(command.segment_id)
-            return f"segment of {len(body.ops)} ops" + (f", {compiled} in code" if compiled else "")
+            program, _ = self._describe.describe_program(command.program_id)
+            return f"segment of {len(program.steps)} ops" + (f", {compiled} in code" if compiled else "")
         if isinstance(command, DefineOp):
             return f"define {short_op(command.signature.op)}"
         if isinstance(command, WorkerDefineProgram):
@@ -100,10 +100,10 @@ class CommandLog:
         """The inputs that still exist and the results of a command, as this worker holds them."""
         if isinstance(command, FreeTensors):
             return count(len(command.ids), "tensor")
-        if isinstance(command, RunSegment):
-            body, _ = self._describe.describe_segment(command.segment_id)
-            ids = body.ids(command.first, command.externals)
-            sides: tuple[Iterable[int], Iterable[int]] = (command.externals, ids[body.external_count :])
+        if isinstance(command, RunProgram):
+            program, _ = self._describe.describe_program(command.program_id)
+            made = range(command.first, command.first + program.made)
+            sides: tuple[Iterable[int], Iterable[int]] = (command.inputs, made)
         elif isinstance(command, RunOp):
             sides = (command.inputs, command.outputs)
         elif isinstance(command, WorkerCreateTensor):

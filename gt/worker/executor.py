@@ -13,7 +13,7 @@ from gt.core.message_fields import owner_of
 from gt.core.messages import (
     Command,
     DefineOp,
-    DefineSegment,
+    DefineProgram,
     ForgetOps,
     FreeTensors,
     NotCompiled,
@@ -27,7 +27,7 @@ from gt.core.messages import (
     ReadVersions,
     Report,
     RunOp,
-    RunSegment,
+    RunProgram,
     StoreReady,
     Synchronize,
     Synchronized,
@@ -47,7 +47,7 @@ from gt.core.messages import (
     WorkerShareTensor,
     WorkerUnshareTensor,
 )
-from gt.core.segments import SegmentBody
+from gt.core.program import Program
 from gt.core.worker_progress import (
     BUSY,
     BYTES,
@@ -64,11 +64,11 @@ from gt.core.worker_progress import (
 )
 from gt.wire.codec import Buffer
 from gt.wire.held_frames import HeldBytes
-from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_op_programs import BoundOpProgram
-from gt.worker.bound_segments import BoundSegment
+from gt.worker.bound_ops import BoundOp, UnavailableOp
+from gt.worker.bound_programs import BoundProgram
 from gt.worker.command_log import open_command_log
-from gt.worker.compilation.segment_compiler import SegmentCompiler
+from gt.worker.compilation.program_compiler import ProgramCompiler
 from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.engines.engine import Engine
 from gt.worker.exchange import Exchange
@@ -80,8 +80,8 @@ from gt.worker.memory_guard import LARGE_BYTES, TINY_BYTES
 from gt.worker.memory_recorder import MemoryRecorder
 from gt.worker.op_descriptions import OpDescription, describe_bound
 from gt.worker.op_runner import OpRunner
+from gt.worker.program_replay import ProgramReplay
 from gt.worker.scope_table import ScopeTable
-from gt.worker.segment_replay import SegmentReplay
 from gt.worker.skipped_commands import SkippedCommands
 from gt.worker.status_reports import StatusReports
 from gt.worker.tensor_transfers import Export, TensorTransfers
@@ -94,7 +94,7 @@ ReportAndBytes: TypeAlias = tuple[Report, Buffer | None]
 
 
 class Executor:
-    """The state of a worker: `tensors`, `ops` and `segments` by id, scopes, optimizer steps and recordings. A command
+    """The state of a worker: `tensors`, `ops` and `programs` by id, scopes, optimizer steps and recordings. A command
     that fails leaves `FailedValue` in place of its results, and the commands after it go on. `progress` is memory in
     which others can see what the worker does, as in `core/worker_progress.py`. `memory` are the bytes of tensors that
     the worker may hold (0: as many as its device has memory for)."""
@@ -115,7 +115,7 @@ class Executor:
         self.worker = worker
         self.engine = engine
         self.exchange = exchange
-        self.segments: dict[int, BoundSegment] = {}
+        self.programs: dict[int, BoundProgram] = {}
         self._reports: list[ReportAndBytes] = []
         self._progress_time = 0
         self.scopes = ScopeTable()
@@ -132,7 +132,7 @@ class Executor:
         self._finiteness = FinitenessWatch(engine, self.tensors, self.ops)
         self._compiler = self._make_compiler(compile_server, compiles_all) if compile_server is not None else None
         self.skipped = SkippedCommands(self._runner, self._expand)
-        self._replay = SegmentReplay(self._runner, self._compiler, self._timeline)
+        self._replay = ProgramReplay(self._runner, self._compiler, self._timeline)
         flags = exchange.flags
         self._late = LateFailures(self.tensors, flags, self._expand) if flags is not None else None
         self._transfers = TensorTransfers(
@@ -142,7 +142,7 @@ class Executor:
             engine,
             exchange,
             self._runner,
-            self.segments,
+            self.programs,
             self._replay,
             self._compiler,
             self._memory,
@@ -155,18 +155,18 @@ class Executor:
         if command_log is not None:
             self._timeline.listen(command_log)
 
-    def _make_compiler(self, server: CompileServerConnection, is_automatic: bool) -> SegmentCompiler:
+    def _make_compiler(self, server: CompileServerConnection, is_automatic: bool) -> ProgramCompiler:
         compiles, tell = self.scopes.compiles, self._tell_not_compiled
-        return SegmentCompiler(self.engine, server, compiles, tell, is_automatic=is_automatic)
+        return ProgramCompiler(self.engine, server, compiles, tell, is_automatic=is_automatic)
 
     def _make_actions(self) -> dict[type, Callable[[Any], None]]:
         """The function that carries out a command, by the kind of the command."""
         return {
             RunOp: self._runner.run,
-            RunSegment: self._run_segment,
+            RunProgram: self._run_program,
             FreeTensors: lambda command: self._runner.free(command.ids),
             DefineOp: self._define,
-            DefineSegment: self._define_segment,
+            DefineProgram: self._define_replayed,
             WorkerDefineProgram: self._define_program,
             WorkerDefineScope: self.scopes.define,
             ForgetOps: self._forget,
@@ -302,7 +302,7 @@ class Executor:
                 self._fail_command(command, error)
 
     def _fail_command(self, command: Command | None, error: Exception) -> None:
-        """The one way out of a command that has raised what nothing inside it deals with. Of a segment, the ops without
+        """The one way out of a command that has raised what nothing inside it deals with. Of a program, the ops without
         results fail."""
         for single in self._expand(command) if command is not None else ():
             if isinstance(single, FreeTensors):
@@ -323,24 +323,24 @@ class Executor:
                     continue
             yield command
 
-    def _run_segment(self, command: RunSegment) -> None:
-        segment = self.segments[command.segment_id]
-        self._status.ops_run += len(segment.body.ops)
-        self._replay.run(command, segment)
+    def _run_program(self, command: RunProgram) -> None:
+        program = self.programs[command.program_id]
+        self._status.ops_run += len(program.ops)
+        self._replay.run(command, program)
 
     def _expanded(self, batch: Iterator[Command]) -> Iterator[Command]:
-        """The commands of a batch with those of its segments one by one, for recordings."""
+        """The commands of a batch with those of its programs one by one, for recordings."""
         for command in batch:
             singles = self._expand(command)
-            if type(command) is RunSegment:
+            if type(command) is RunProgram:
                 self._status.ops_run += [*map(type, singles)].count(RunOp)
             yield from singles
 
     def _expand(self, command: Command) -> Sequence[Command]:
-        """The commands that a RunSegment stands for; any other command alone."""
-        if type(command) is not RunSegment:
+        """The commands that a RunProgram stands for; any other command alone."""
+        if type(command) is not RunProgram:
             return (command,)
-        return self.segments[command.segment_id].body.commands(command)
+        return self.programs[command.program_id].program.expand(command)  # type: ignore[return-value]
 
     def read(self, ident: int) -> Buffer | None:
         """The bytes of a tensor for a client in this process; None if it has none, or if commands are recorded."""
@@ -418,10 +418,10 @@ class Executor:
     def describe_scope(self, session: int, scope: int) -> str:
         return self.scopes.name(session, scope)
 
-    def describe_segment(self, segment_id: int) -> tuple[SegmentBody, Sequence[OpDescription]]:
-        """The body of a segment, and its ops."""
-        segment = self.segments[segment_id]
-        return segment.body, [describe_bound(bound) for bound in segment.bound]
+    def describe_program(self, program_id: int) -> tuple[Program, Sequence[OpDescription]]:
+        """A program, and its ops."""
+        found = self.programs[program_id]
+        return found.program, [describe_bound(bound) for bound in found.bound]
 
     def _report(self, report: Report, buffer: Buffer | None = None) -> None:
         self._reports.append((report, buffer))
@@ -434,8 +434,8 @@ class Executor:
         except Exception as error:
             self.ops[command.op_id] = UnavailableOp(command.signature, error)
 
-    def _define_segment(self, command: DefineSegment) -> None:
-        self.segments[command.segment_id] = BoundSegment(SegmentBody.of(command), self.ops)  # type: ignore[arg-type]
+    def _define_replayed(self, command: DefineProgram) -> None:
+        self.programs[command.program_id] = BoundProgram(Program.of(command), self.ops)
 
     def _define_program(self, command: WorkerDefineProgram) -> None:
         self.ops[command.op_id] = BoundOpProgram(self.engine, self.worker, command.op, command.program, self._guard)
@@ -445,11 +445,11 @@ class Executor:
 
     def _forget(self, command: ForgetOps) -> None:
         if self._late is not None:
-            self._late.settle()  # it may need the definitions of segments that have run
+            self._late.settle()  # it may need the definitions of programs that have run
         self._timeline.settle()  # likewise
         for op_id in command.op_ids:
             self.ops.pop(op_id, None)
-            self.segments.pop(op_id, None)
+            self.programs.pop(op_id, None)
 
     # Values
 
@@ -497,7 +497,7 @@ class Executor:
         self._runner.overlapped.finish_all()
         self._timeline.settle()
         self.skipped.sessions.discard(command.session)
-        for table in (self.tensors, self.ops, self.segments):
+        for table in (self.tensors, self.ops, self.programs):
             for ident in [ident for ident in table if session_of(ident) == command.session]:
                 del table[ident]  # type: ignore[attr-defined]
         self.scopes.forget(command.session)

@@ -11,7 +11,7 @@ from gt.core.messages import MAX_NON_FINITE, Command, NonFiniteCall, QueryOp, Ru
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Arg, Complex, Compute, ListArg, Signature, Whole
 from gt.worker.bound_op_programs import BoundOpProgram
-from gt.worker.bound_segments import AnyBoundOp
+from gt.worker.bound_programs import AnyBoundOp
 from gt.worker.engines.engine import Engine, Finiteness
 from gt.worker.failed_value import FailedValue
 from gt.worker.memory_recorder import HeldTensors

@@ -18,7 +18,7 @@ from gt.worker.failed_value import FailedValue
 
 
 class LateFailures:
-    """Marks the failed results of commands that ran since the flags were last read. `expand` gives a segment's
+    """Marks the failed results of commands that ran since the flags were last read. `expand` gives a program's
     commands."""
 
     def __init__(

@@ -9,7 +9,7 @@ from gt.core.signatures import Compute, Move, SpecRecord
 from gt.sharding.spec import spec_of
 from gt.sharding.spec_text import describe_spec
 from gt.worker.bound_op_programs import BoundOpProgram
-from gt.worker.bound_segments import AnyBoundOp
+from gt.worker.bound_programs import AnyBoundOp
 
 
 class OpDescription(NamedTuple):

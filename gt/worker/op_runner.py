@@ -28,9 +28,9 @@ from gt.core.messages import (
 from gt.core.meta import TensorMeta
 from gt.core.worker_progress import COUNTERS, EXCHANGING, MEMBERS, RUNNING, SINCE, STATE, WAITED, member_words
 from gt.sharding.reshard import may_overlap
-from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_op_programs import BoundOpProgram
-from gt.worker.bound_segments import AnyBoundOp
+from gt.worker.bound_ops import BoundOp, UnavailableOp
+from gt.worker.bound_programs import AnyBoundOp
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.exchange import Exchange
 from gt.worker.exchange.interface import EarlyTasks, Exchanging, MoveResult, MoveTask, Work, run_exchanges

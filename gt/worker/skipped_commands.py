@@ -10,7 +10,7 @@ from gt.core.messages import (
     FreeTensors,
     QueryOp,
     RunOp,
-    RunSegment,
+    RunProgram,
     WorkerFetchTensor,
     WorkerUnshareTensor,
 )
@@ -19,12 +19,12 @@ from gt.worker.exchange.interface import MoveResult, MoveTask, Work, run_exchang
 from gt.worker.failed_value import FailedValue
 from gt.worker.op_runner import EarlyWork, OpRunner
 
-_COMPUTING = (RunOp, RunSegment, QueryOp, WorkerFetchTensor, WorkerUnshareTensor)
+_COMPUTING = (RunOp, RunProgram, QueryOp, WorkerFetchTensor, WorkerUnshareTensor)
 
 
 class SkippedCommands:
     """Fails the commands of `sessions`, which take part in exchanges with failures, because other workers wait for
-    them. `expand` gives the commands of a segment."""
+    them. `expand` gives the commands of a program."""
 
     def __init__(self, runner: OpRunner, expand: Callable[[Command], Sequence[Command]]) -> None:
         self.sessions: set[int] = set()

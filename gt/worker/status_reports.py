@@ -22,28 +22,28 @@ from gt.core.messages import (
 )
 from gt.core.worker_progress import BUSY, WAITED
 from gt.worker.compilation.compiled_blocks import CompileCounts
-from gt.worker.compilation.segment_compiler import SegmentCompiler
+from gt.worker.compilation.program_compiler import ProgramCompiler
 from gt.worker.engines.engine import Engine
 from gt.worker.exchange import Exchange
 from gt.worker.failed_value import FailedValue
 from gt.worker.finiteness import FinitenessWatch
 from gt.worker.memory_recorder import MemoryRecorder
 from gt.worker.op_runner import OpRunner
-from gt.worker.segment_replay import SegmentReplay
+from gt.worker.program_replay import ProgramReplay
 from gt.worker.timeline_recorder import TimelineRecorder
 
 
 class StatusReports:
-    """Answers requests about a worker. `ops_run` counts the ops of all commands, those of segments included."""
+    """Answers requests about a worker. `ops_run` counts the ops of all commands, those of programs included."""
 
     def __init__(
         self,
         engine: Engine,
         exchange: Exchange,
         runner: OpRunner,
-        segments: Sized,
-        replay: SegmentReplay,
-        compiler: SegmentCompiler | None,
+        programs: Sized,
+        replay: ProgramReplay,
+        compiler: ProgramCompiler | None,
         memory_recorder: MemoryRecorder,
         finiteness: FinitenessWatch,
         timeline_recorder: TimelineRecorder,
@@ -53,7 +53,7 @@ class StatusReports:
         self._engine = engine
         self._exchange = exchange
         self._runner = runner
-        self._segments = segments
+        self._programs = programs
         self._replay = replay
         self._compiler = compiler
         self._memory_recorder = memory_recorder
@@ -77,7 +77,7 @@ class StatusReports:
             self._runner.traffic.by_peer(),
             self._engine.restrided,
             self._exchange.ways(),
-            len(self._segments),
+            len(self._programs),
             self._replay.ops_replayed,
             len(compiled.codes),
             compiled.runs,

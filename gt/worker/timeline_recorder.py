@@ -1,6 +1,6 @@
 """Records when commands ran, for sessions and monitors that ask for a timeline. Its `clock` is also the executor's.
 
-While a recording is on, each command, and each op of a segment, costs one reading of the clock: the end of one is the
+While a recording is on, each command, and each op of a program, costs one reading of the clock: the end of one is the
 start of the next. What is recorded is described when it is taken.
 """
 
@@ -20,12 +20,12 @@ from gt.core.messages import (
     QueryOp,
     Ran,
     RunOp,
-    RunSegment,
+    RunProgram,
     Swapped,
     WorkerCreateTensor,
     WorkerFetchTensor,
 )
-from gt.core.segments import SegmentBody
+from gt.core.program import Program
 from gt.worker.exchange.local_steps import LocalStep
 from gt.worker.op_descriptions import OpDescription
 
@@ -37,19 +37,19 @@ TIMELINE_NAMES: dict[type, str | None] = {kind: kind.timeline_name for kind in g
 
 
 class DescribeOps(Protocol):
-    """Describes ops, segments and scopes by their ids."""
+    """Describes ops, programs and scopes by their ids."""
 
     def describe_op(self, op_id: int) -> OpDescription: ...
-    def describe_segment(self, segment_id: int) -> tuple[SegmentBody, Sequence[OpDescription]]: ...
+    def describe_program(self, program_id: int) -> tuple[Program, Sequence[OpDescription]]: ...
     def describe_scope(self, session: int, scope: int) -> str: ...
 
 
 _Step = TypeVar("_Step", bound=tuple[Any, ...])
 OpTime: TypeAlias = tuple[range, int, int]
-"""The positions of ops of a segment, their start and their end. Several ops are one piece of compiled code."""
+"""The positions of ops of a program, their start and their end. Several ops are one piece of compiled code."""
 
 StepTimes: TypeAlias = tuple[Sequence[tuple[Any, ...]] | range, list[int]]
-"""Steps of a segment that ran one after the other, each with the position of its op as the last field, and the times
+"""Steps of a program that ran one after the other, each with the position of its op as the last field, and the times
 between them: one more than steps that have ended. A range is that of the ops in one piece of compiled code."""
 
 
@@ -65,7 +65,7 @@ class TimedCommand(NamedTuple):
 
     @property
     def op_times(self) -> Iterator[OpTime]:
-        """The ops of a segment that have ended."""
+        """The ops of a program that have ended."""
         for steps, times in self.steps:
             if isinstance(steps, range):
                 yield steps, times[0], times[1]
@@ -185,7 +185,7 @@ class TimelineRecorder:
             self._add(None, self._start, self._start)
 
     def timed_steps(self, steps: Sequence[_Step]) -> Iterator[_Step]:
-        """The same steps of a segment, each with the position of its op as the last field."""
+        """The same steps of a program, each with the position of its op as the last field."""
         clock = self.clock
         times = [clock()]
         self._steps.append((steps, times))
@@ -194,7 +194,7 @@ class TimelineRecorder:
             times.append(clock())
 
     def note_code(self, positions: range, start: int) -> None:
-        """Record compiled code that has run in place of ops of a segment, unless the ops themselves have run."""
+        """Record compiled code that has run in place of ops of a program, unless the ops themselves have run."""
         if positions and (not self._steps or self._steps[-1][1][0] < start):
             self._steps.append((positions, [start, self.clock()]))
 
@@ -259,8 +259,8 @@ class TimelineRecorder:
         self, command: Command, timed: TimedCommand, session: int, name: str, swaps: Sequence[Swapped]
     ) -> Iterator[Ran]:
         start, end = timed.start, timed.end
-        if isinstance(command, RunSegment):
-            yield from self._described_segment(command, session, timed, swaps)
+        if isinstance(command, RunProgram):
+            yield from self._described_program(command, session, timed, swaps)
             return
         ids = _named_ids(command)
         if isinstance(command, RunOp | QueryOp):
@@ -273,19 +273,19 @@ class TimelineRecorder:
             site = command.site if isinstance(command, WorkerCreateTensor | WorkerFetchTensor) else 0
             yield Ran(name, site, "", start, end, tuple(swaps), session, *ids)
 
-    def _described_segment(
-        self, command: RunSegment, session: int, timed: TimedCommand, swaps: Sequence[Swapped]
+    def _described_program(
+        self, command: RunProgram, session: int, timed: TimedCommand, swaps: Sequence[Swapped]
     ) -> Iterator[Ran]:
-        """The ops of a segment that have run; the swaps belong to the ops in whose time they were, or to none: the
-        segment has waited for them before its first op."""
-        body, described = self._describe.describe_segment(command.segment_id)
-        ids = body.ids(command.first, command.externals)
+        """The ops of a program that have run; the swaps belong to the ops in whose time they were, or to none: the
+        program has waited for them before its first op."""
+        program, described = self._describe.describe_program(command.program_id)
+        ids, ops = program.values(command), program.ops
         first = timed.steps[0][1][0] if timed.steps else timed.end
         for swap in swaps:
             if swap.start < first:
                 yield _exchange_alone(session, swap)
         for positions, start, end in timed.op_times:
-            op, last, count = body.ops[positions[0]], body.ops[positions[-1]], len(positions)
+            op, last, count = ops[positions[0]], ops[positions[-1]], len(positions)
             one = described[positions[0]] if count == 1 else OpDescription(f"compiled code of {count} ops", count)
             within = tuple(swap for swap in swaps if start <= swap.start < end)
             inputs = tuple([ids[slot] for slot in op.inputs[:MAX_NAMED]])

@@ -108,7 +108,7 @@ def _check_plans(state: State) -> None:
         for cached in plans:
             assert set(cached.plan.workers) <= state.workers.keys(), cached
             assert cached.plan.program is None or cached.op_id in session.program_names, cached
-        parts = [p for segment in session.segments.values() for split in segment.splits.values() for p in split.parts]
-        assert {part.part_id: part for part in parts} == session.segment_parts
+        parts = [p for segment in session.programs.values() for split in segment.splits.values() for p in split.parts]
+        assert {part.part_id: part for part in parts} == session.program_parts
         assert all(set(part.workers) <= state.workers.keys() for part in parts)
         assert len(session.program_names) == len([cached for cached in plans if cached.plan.program is not None])

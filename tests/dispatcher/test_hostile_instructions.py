@@ -15,11 +15,10 @@ from gt.core.message_fields import require_ownership
 from gt.core.messages import (
     BeginModule,
     BeginStep,
-    BetweenOps,
     CreateTensor,
     DefineOp,
+    DefineProgram,
     DefineScope,
-    DefineSegment,
     DefineSite,
     DropCopies,
     EndStep,
@@ -48,7 +47,7 @@ from gt.core.messages import (
     Redistribute,
     Rejected,
     RunOp,
-    RunSegment,
+    RunProgram,
     StoreReady,
     SubscribeTensor,
     Synchronize,
@@ -306,16 +305,9 @@ SIGNATURES = st.sampled_from(
 NAMES = st.sampled_from(["weights", "x"])
 FIRSTS = st.sampled_from([own(FIRST_QUERY_ID), own(FIRST_QUERY_ID + MAX_RESULTS), own(FIRST_QUERY_ID + 1)])
 
-SEGMENTS = st.sampled_from([own(110), own(111), OP])
+PROGRAMS = st.sampled_from([own(110), own(111), OP])
 SLOTS = st.lists(st.integers(0, 4), max_size=3).map(tuple)
-
-
-def segments(count):
-    """Definitions of segments with so many ops, most of them wrong."""
-    each = [st.tuples(*[one] * count) for one in (SLOTS, SLOTS, st.integers(0, 1), SCOPES, st.integers(0, 1))]
-    inputs, outputs, scalars, scopes, sites = each
-    known = st.tuples(*[CODES] * count)
-    return st.builds(DefineSegment, SEGMENTS, known, st.integers(0, 3), inputs, outputs, scalars, scopes, sites)
+SLOT = st.integers(0, 6)
 
 
 INTERLEAVED = st.one_of(
@@ -324,17 +316,34 @@ INTERLEAVED = st.one_of(
     st.builds(PlaceTensor, IDS, LAYOUTS, st.just(0)),
     st.builds(BeginModule, st.integers(0, 3), SOME, st.integers(0, 3), SOME, st.just(0)),
 )
-BETWEEN = st.lists(st.builds(BetweenOps, st.integers(0, 3), INTERLEAVED), max_size=3).map(tuple)
-CHAIN = DefineSegment(
-    own(110), (OP, OP, OP), 2, ((0, 1), (2, 0), (3, 1)), ((0,), (1,), (2,)), (0,) * 3, (0,) * 3, (0,) * 3
+STEPS = st.one_of(
+    st.builds(RunOp, CODES, SLOTS, SLOTS, SLOTS, SCOPES, st.integers(0, 1)),
+    st.builds(NoteGradient, SLOT, SLOT, st.just(0)),
+    st.builds(DropCopies, SLOTS),
+    st.builds(PlaceTensor, SLOT, LAYOUTS, st.just(0)),
+    st.builds(BeginModule, st.integers(0, 3), SLOTS, st.integers(0, 3), SLOTS, st.just(0)),
+)
+DEFINITIONS = st.builds(
+    DefineProgram, PROGRAMS, st.integers(0, 3), st.integers(0, 1), st.lists(STEPS, max_size=3).map(tuple)
 )
 
+
+@st.composite
+def chains(draw):
+    """Valid ops, with any instructions between them."""
+    ops = [RunOp(OP, inputs, (slot,), (), 0, 0) for slot, inputs in ((2, (0, 1)), (3, (2, 0)), (4, (3, 1)))]
+    others = STEPS.filter(lambda step: not isinstance(step, RunOp))
+    between = [draw(st.lists(others, max_size=1)) for _ in ops]
+    steps = [step for op, more in zip(ops, between, strict=True) for step in (op, *more)]
+    return DefineProgram(own(110), 2, 0, tuple(steps))
+
+
 INSTRUCTIONS = st.one_of(
-    st.integers(1, 3).flatmap(segments),
-    st.just(CHAIN),
+    DEFINITIONS,
+    chains(),
     INTERLEAVED,
-    st.builds(RunSegment, SEGMENTS, IDS, SOME, st.just(()), SLOTS),
-    st.builds(RunSegment, st.just(own(110)), st.just(C), st.just((A, B)), st.just(()), SLOTS, BETWEEN),
+    st.builds(RunProgram, PROGRAMS, IDS, SOME, st.just(()), SLOTS),
+    st.builds(RunProgram, st.just(own(110)), st.just(C), st.just((A, B)), st.just(()), SLOTS),
     st.builds(CreateTensor, IDS, st.sampled_from([SMALL, LARGE]), st.just(INLINE), st.none() | LAYOUTS, st.just(0)),
     st.builds(RunOp, CODES, SOME, SOME, st.just(()), SCOPES, st.just(0)),
     st.builds(QueryOp, ASKS, CODES, SOME, SOME, FIRSTS, st.just(()), SCOPES, st.just(0)),
@@ -423,7 +432,7 @@ def test_any_instruction_is_carried_out_whole_or_not_at_all(events):
         history.append(sent)
         replies = answers(sent)
         assert "mistake of GT" not in repr(replies)
-        is_segment = event[0] == "instruct" and isinstance(event[1], RunSegment)  # a batch of instructions
+        is_segment = event[0] == "instruct" and isinstance(event[1], RunProgram)  # a batch of instructions
         if any(isinstance(reply, Rejected) for reply in replies) and not is_segment:
             assert dispatcher.state == before and not any(isinstance(message, ToWorkers) for message in sent)
         asked.update(dispatcher.state.pending.keys() - before.pending.keys())

@@ -12,11 +12,9 @@ from gt.core.message_fields import require_ownership
 from gt.core.messages import (
     BeginModule,
     BeginStep,
-    BetweenOps,
     CreateTensor,
     DefineOp,
     DefineScope,
-    DefineSegment,
     DefineSite,
     DropCopies,
     EndStep,
@@ -40,12 +38,12 @@ from gt.core.messages import (
     ReadWorkers,
     Redistribute,
     RunOp,
-    RunSegment,
+    RunProgram,
     SubscribeTensor,
     Synchronize,
     UnpublishTensor,
 )
-from tests.records import ADD, INLINE, INSTRUCTIONS, ROWS, SMALL, own
+from tests.records import ADD, INLINE, INSTRUCTIONS, ROWS, SMALL, define_program, own
 
 OURS, RUN = own(1), own(FIRST_QUERY_ID)
 
@@ -95,12 +93,10 @@ NAMING = {
     "ReadNonFinite": lambda x: ReadNonFinite(x, True),
     "ReadTimeline": lambda x: ReadTimeline(x, 1),
     "DefineOp": lambda x: DefineOp(x, ADD),
-    "DefineSegment": lambda x: DefineSegment(x, (OURS,), 0, ((),), ((0,),), (0,), (0,), (0,)),
-    "DefineSegment op": lambda x: DefineSegment(OURS, (OURS, x), 0, ((),), ((0,),), (0,), (0,), (0,)),
-    "RunSegment": lambda x: RunSegment(x, OURS, (OURS,), (), ()),
-    "RunSegment first": lambda x: RunSegment(OURS, x, (OURS,), (), ()),
-    "RunSegment external": lambda x: RunSegment(OURS, OURS, (OURS, x), (), ()),
-    "RunSegment between": lambda x: RunSegment(OURS, OURS, (OURS,), (), (), (BetweenOps(1, DropCopies((OURS, x))),)),
+    "DefineProgram": lambda x: define_program(x, (OURS, (0,))),
+    "RunProgram": lambda x: RunProgram(x, OURS, (OURS,), (), ()),
+    "RunProgram first": lambda x: RunProgram(OURS, x, (OURS,), (), ()),
+    "RunProgram input": lambda x: RunProgram(OURS, OURS, (OURS, x), (), ()),
 }
 NAMELESS = {DefineSite, DefineScope, Goodbye}  # their codes are looked up in the session's own tables
 
@@ -116,7 +112,7 @@ def test_an_id_of_another_session_is_refused(make, foreign):
 
 
 ONLY_NEW = {
-    "RunSegment first",
+    "RunProgram first",
     "RunOp output",
     "QueryOp written",
     "CreateTensor",

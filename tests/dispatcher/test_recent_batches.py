@@ -1,6 +1,6 @@
 """The lines that wrote tensors, found in the batches of the last moment."""
 
-from gt.core.messages import DefineOp, DefineSegment, DefineSite, RunOp, RunSegment
+from gt.core.messages import DefineOp, DefineProgram, DefineSite, RunOp, RunProgram
 from gt.dispatcher.recent_batches import RecentBatches
 from tests.dispatcher_harness import OP, OP2, A, B, C, D, create, harness_with
 from tests.records import ADD, own
@@ -47,8 +47,8 @@ def test_a_tensor_that_was_missed_twice_is_not_looked_for_again():
 def test_the_tensors_of_a_segment_have_the_lines_of_its_ops():
     harness, recent = watched()
     harness.tell(
-        DefineSegment(OP2, (OP, OP), 2, ((0, 1), (2, 1)), ((0,), (1,)), (0, 0), (0, 0), (1, 2)),
-        RunSegment(OP2, own(50), (A, B), (), ()),
+        DefineProgram(OP2, 2, 0, (RunOp(OP, (0, 1), (2,), (), 0, 1), RunOp(OP, (2, 1), (3,), (), 0, 2))),
+        RunProgram(OP2, own(50), (A, B), (), ()),
     )
     assert recent.find_lines([own(50), own(51)]) == {own(50): "a.py:3", own(51): "b.py:4"}
 

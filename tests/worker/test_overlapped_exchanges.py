@@ -8,11 +8,10 @@ import torch
 from gt.core.ids import FIRST_DISPATCHER_ID, SESSION_SHIFT
 from gt.core.messages import (
     DefineOp,
-    DefineSegment,
     FreeTensors,
     ReadStats,
     RunOp,
-    RunSegment,
+    RunProgram,
     Stats,
     Synchronize,
     WorkerDefineProgram,
@@ -26,7 +25,7 @@ from gt.sharding.spec_text import parse_spec
 from gt.worker.engines import make_engine
 from gt.worker.executor import Executor
 from gt.worker.failed_value import FailedValue, make_failure
-from tests.records import ADD, own
+from tests.records import ADD, define_program, own
 from tests.worker.exchange.transports import exchanges, left
 
 SOURCE, GATHER = own(1), own(90)
@@ -194,8 +193,8 @@ def test_a_reduction_that_is_not_needed_leaves_nothing(over_gloo, need):
 
 def test_a_segment_waits_for_the_reduction_of_its_externals(over_gloo):
     reduce = with_gradients(over_gloo)
-    segment = DefineSegment(own(93), (ADDS, ADDS), 2, ((0, 1), (2, 0)), ((0,), (1,)), (0, 0), (0, 0), (0, 0))
-    run_all(over_gloo, [segment, reduce, RunSegment(own(93), own(70), GRADIENTS, (), (2,))])
+    program = define_program(own(93), (ADDS, (0, 1)), (ADDS, (2, 0)))
+    run_all(over_gloo, [program, reduce, RunProgram(own(93), own(70), GRADIENTS, (), (2,))])
     for executor in over_gloo:
         assert executor.tensors[own(71)].tolist() == [50.0] * 4
 

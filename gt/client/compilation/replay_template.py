@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from operator import itemgetter
 from typing import Any
 
 import torch
 
 from gt.client.cached_calls import rebind, wrap_view
-from gt.client.compilation.call_segments import Build, SegmentedCall, Table, defined_segments, picker
+from gt.client.compilation.call_programs import CallPrograms, Table, defined_programs
 from gt.client.compilation.recorded_call import (
-    ID_FIELDS,
     RecordedCall,
     RefTemplate,
     ReturnedAgain,
@@ -24,7 +22,8 @@ from gt.client.session import Session
 from gt.client.storage import Storage, StorageView, TensorRef
 from gt.client.tensor import Tensor
 from gt.core.errors import CompileError
-from gt.core.messages import Instruction, RunOp
+from gt.core.messages import Instruction
+from gt.core.program import picker
 
 
 class ReplayTemplate:
@@ -40,12 +39,11 @@ class ReplayTemplate:
         self.effects = recorded.effects
         self._made = len(recorded.slots) - len(recorded.sources)
         self._pick_scalars = picker(scalar_groups)
-        self._segmented = self._in_segments(session.matcher.shortest)
+        self._programs = self._as_programs(session.matcher.shortest)
         self._is_defined = False
 
-    def _in_segments(self, shortest: int | None) -> SegmentedCall:
-        builds = [instruction_builder(instruction, self._slots) for instruction in self._instructions]
-        return SegmentedCall(self._instructions, builds, self._slots, self._dying, shortest)
+    def _as_programs(self, shortest: int | None) -> CallPrograms:
+        return CallPrograms(self._instructions, self._slots, self._dying, shortest)
 
     def reset_gradients(self, tensors: Sequence[Tensor]) -> None:
         """Drop the gradients that the call replaces: those that it does not use are freed before it."""
@@ -57,23 +55,23 @@ class ReplayTemplate:
 
         def build(ids: tuple[int, ...]) -> tuple[Table, Sequence[Instruction]]:
             definitions = () if self._is_defined else self._define(session)
-            segments = len(self._segmented.segments)
-            session.matcher.count_runs(segments, self._segmented.op_count, new=segments if definitions else 0)
+            runs = len(self._programs.defined)
+            session.matcher.count_runs(runs, self._programs.op_count, new=runs if definitions else 0)
             made = tuple(islice(session.ids, self._made))
             while made and made[-1] - made[0] >= self._made:  # another thread took some between
                 made = tuple(islice(session.ids, self._made))
             table = (*ids, *made)
-            return table, [*definitions, *self._segmented.instructions(table, self._pick_scalars(scalars))]
+            return table, [*definitions, *self._programs.instructions(table, self._pick_scalars(scalars))]
 
-        return session.outbox.submit_all(build, externals, self.writes, self._segmented.op_count)
+        return session.outbox.submit_all(build, externals, self.writes, self._programs.op_count)
 
     def _define(self, session: Session) -> Sequence[Instruction]:
-        """The instructions that define the segments, sent before the first repetition. If the session has too many
-        segments already, none is defined, and the ops are sent one by one."""
+        """The instructions that define the programs, sent before the first repetition. If the session has too many
+        programs already, none is defined, and the ops are sent one by one."""
         self._is_defined = True
-        definitions = defined_segments(session).define(session, self._segmented)
+        definitions = defined_programs(session).define(session, self._programs)
         if definitions is None:
-            self._segmented = self._in_segments(None)
+            self._programs = self._as_programs(None)
         return definitions or ()
 
     def apply_effects(
@@ -151,23 +149,3 @@ class _WithoutGraph(torch.autograd.Function):
 
 def _anchor() -> torch.Tensor:
     return torch.zeros((), requires_grad=True)
-
-
-def instruction_builder(instruction: Instruction, slots: dict[int, int]) -> Build:
-    """A function that makes a recorded instruction again with the ids of a table, and other scalars if it is an op."""
-    if isinstance(instruction, RunOp):
-        op_id, scope, site = instruction.op_id, instruction.scope, instruction.site
-        inputs = picker([slots[ident] for ident in instruction.inputs])
-        outputs = picker([slots[ident] for ident in instruction.outputs])
-        return lambda table, scalars: RunOp(op_id, inputs(table), outputs(table), scalars, scope, site)
-    kind = type(instruction)
-    fields: list[Callable[[Table], Any]] = []
-    for name in kind.__struct_fields__:
-        value = getattr(instruction, name)
-        if name not in ID_FIELDS[kind]:
-            fields.append(lambda table, value=value: value)  # type: ignore[misc]
-        elif isinstance(value, int):
-            fields.append(itemgetter(slots[value]))
-        else:
-            fields.append(picker([slots[ident] for ident in value]))
-    return lambda table: kind(*[field(table) for field in fields])  # type: ignore[return-value]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.optimizer import Optimizer
 
+from gt.client.compilation.call_programs import Table
 from gt.client.compilation.call_recorder import Recording
-from gt.client.compilation.call_segments import Table
 from gt.client.compilation.known_types import same_constant
 from gt.client.compilation.optimizer_scalars import NoStandIn, ScalarPlace, StandIn, Stepping, described
 from gt.client.compilation.random_keys import KeyPlan

@@ -1,4 +1,4 @@
-"""Finds spans of ops, which follow each other in a segment and can be compiled together, and makes a unit of each.
+"""Finds spans of ops, which follow each other in a program and can be compiled together, and makes a unit of each.
 
 Pure functions.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from gt.core.messages import RunOp
 from gt.core.meta import TensorMeta
-from gt.core.segments import SegmentOp
+from gt.core.program import scalar_slots
 from gt.core.signatures import Arg, ListArg, Number, Scalar
-from gt.worker.bound_segments import BoundSegment
+from gt.worker.bound_programs import BoundProgram
 from gt.worker.compilation.compile_units import MAX_CALLS, CompileUnit, UnitCall
 from gt.worker.compilation.dynamic_scalars import DYNAMIC_FORMS
 from gt.worker.compilation.flattened_ops import CannotFlatten, FlattenedOp, flatten_op
@@ -21,7 +22,7 @@ MIN_CALLS = 3  # calls of a unit that is worth compiling
 
 
 class UncompiledOp(NamedTuple):
-    """An op of a segment that is not compiled, and why."""
+    """An op of a program that is not compiled, and why."""
 
     position: int
     op: str
@@ -29,8 +30,8 @@ class UncompiledOp(NamedTuple):
 
 
 class PlacedUnit(NamedTuple):
-    """A compile unit and its place in a segment. `ops` are the positions of its ops, `inputs` the slots of its inputs,
-    and `scalars` the positions of its scalars among those of the segment. `outputs` has, for each slot that its ops
+    """A compile unit and its place in a program. `ops` are the positions of its ops, `inputs` the slots of its inputs,
+    and `scalars` those of its scalars. `outputs` has, for each slot that its ops
     make, the position among the live tensors of the unit, or None. `op_of_call` has, for each call of the
     unit, the position of its op."""
 
@@ -43,8 +44,8 @@ class PlacedUnit(NamedTuple):
 
 
 def find_spans(
-    segment: BoundSegment,
-    is_wanted: Callable[[SegmentOp], bool],
+    program: BoundProgram,
+    is_wanted: Callable[[RunOp], bool],
     metas: Mapping[int, TensorMeta],
     refused: Mapping[int, str],
 ) -> tuple[list[range], list[UncompiledOp]]:
@@ -58,9 +59,9 @@ def find_spans(
         if calls >= MIN_CALLS:
             spans.append(range(start, end))
 
-    for position, op in enumerate(segment.body.ops):
-        bound = segment.bound[position]
-        reason = refused.get(position) or _reason(segment, op, position, metas) if is_wanted(op) else ""
+    for position, op in enumerate(program.ops):
+        bound = program.bound[position]
+        reason = refused.get(position) or _reason(program, op, position, metas) if is_wanted(op) else ""
         if reason:
             uncompiled.append(UncompiledOp(position, bound.op, reason))
         if reason is not None:
@@ -68,18 +69,18 @@ def find_spans(
             start, calls = position + 1, 0
             continue
         added = len(flatten_op(bound, len(op.inputs)).calls)
-        if calls and (op.scope != segment.body.ops[start].scope or calls + added > MAX_CALLS):
+        if calls and (op.scope != program.ops[start].scope or calls + added > MAX_CALLS):
             end_span(position)
             start, calls = position, 0
         calls += added
-    end_span(len(segment.body.ops))
+    end_span(len(program.ops))
     return spans, uncompiled
 
 
-def _reason(segment: BoundSegment, op: SegmentOp, position: int, metas: Mapping[int, TensorMeta]) -> str | None:
-    """Why an op of a segment cannot be compiled; None if it can."""
+def _reason(program: BoundProgram, op: RunOp, position: int, metas: Mapping[int, TensorMeta]) -> str | None:
+    """Why an op of a program cannot be compiled; None if it can."""
     try:
-        flattened = flatten_op(segment.bound[position], len(op.inputs))
+        flattened = flatten_op(program.bound[position], len(op.inputs))
     except CannotFlatten as error:
         return str(error)
     if any(slot not in metas for slot in op.inputs):
@@ -90,7 +91,7 @@ def _reason(segment: BoundSegment, op: SegmentOp, position: int, metas: Mapping[
 
 
 def make_unit(
-    segment: BoundSegment,
+    program: BoundProgram,
     ops: range,
     metas: Mapping[int, TensorMeta],
     needed: frozenset[int],
@@ -98,19 +99,19 @@ def make_unit(
     threads: int,
 ) -> PlacedUnit:
     """The compile unit of the ops at some positions. `needed` are the slots that are used after these ops, and
-    `scalars` those with which the segment runs."""
-    flattened = [flatten_op(segment.bound[position], len(segment.body.ops[position].inputs)) for position in ops]
-    made = {slot for position in ops for slot in segment.body.ops[position].outputs}
-    used = (slot for position in ops for slot in segment.body.ops[position].inputs)
+    `scalars` those with which the program runs."""
+    flattened = [flatten_op(program.bound[position], len(program.ops[position].inputs)) for position in ops]
+    made = {slot for position in ops for slot in program.ops[position].outputs}
+    used = (slot for position in ops for slot in program.ops[position].inputs)
     inputs = tuple(dict.fromkeys(slot for slot in used if slot not in made))
     register_of = {slot: register for register, slot in enumerate(inputs)}
-    first_scalar, end_scalar = segment.body.ops[ops.start].first_scalar, segment.body.ops[ops.stop - 1].end_scalar
+    chosen = [slot for position in ops for slot in scalar_slots(program.ops[position])]
     count = len(inputs)
     calls: list[UnitCall] = []
     op_of_call: list[int] = []
     for position, flat in zip(ops, flattened, strict=True):
-        op = segment.body.ops[position]
-        places = tuple(range(op.first_scalar - first_scalar, op.end_scalar - first_scalar))
+        op = program.ops[position]
+        places = tuple([slot - chosen[0] for slot in scalar_slots(op)])
         registers = {number: register_of[slot] for number, slot in enumerate(op.inputs)}
         for call in flat.calls:
             for number in call.outputs:
@@ -121,10 +122,10 @@ def make_unit(
             calls.append(UnitCall(call.signature, taken, places, outputs, call.strides))
             op_of_call.append(position)
         register_of |= {slot: registers[number] for slot, number in zip(op.outputs, flat.gives, strict=True)}
-    slots = [slot for position in ops for slot in segment.body.ops[position].outputs]
+    slots = [slot for position in ops for slot in program.ops[position].outputs]
     live = [slot for slot in slots if slot in needed]
-    chosen = range(first_scalar, end_scalar)
-    kept = _constants([scalars[place] for place in chosen], segment, ops, flattened, first_scalar)
+    first = program.program.inputs
+    kept = _constants([scalars[slot - first] for slot in chosen], program, ops, flattened)
     unit = CompileUnit(
         tuple(calls), tuple(metas[slot] for slot in inputs), kept, tuple(register_of[slot] for slot in live), threads
     )
@@ -133,17 +134,18 @@ def make_unit(
 
 
 def _constants(
-    scalars: Sequence[Number], segment: BoundSegment, ops: range, flattened: Sequence[FlattenedOp], first: int
+    scalars: Sequence[Number], program: BoundProgram, ops: range, flattened: Sequence[FlattenedOp]
 ) -> tuple[Number | None, ...]:
     """The scalars that the code has as constants. None for a float that may change from call to call, because all calls
     that use it have dynamic forms."""
     kept: list[Number | None] = [None if type(scalar) is float else scalar for scalar in scalars]
+    start = 0
     for position, flat in zip(ops, flattened, strict=True):
-        start = segment.body.ops[position].first_scalar - first
         for call in flat.calls:
             if call.signature.op not in DYNAMIC_FORMS:
                 for index in _scalars_in((*call.signature.args, *call.signature.kwargs.values())):
                     kept[start + index] = scalars[start + index]
+        start += len(program.ops[position].scalars)
     return tuple(kept)
 
 

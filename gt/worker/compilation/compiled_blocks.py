@@ -1,4 +1,4 @@
-"""Blocks of a segment whose ops are replaced by compiled code."""
+"""Blocks of a program whose ops are replaced by compiled code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from gt.core.signatures import Number
-from gt.worker.bound_segments import Block, BoundSegment
+from gt.worker.bound_programs import Block, BoundProgram
 from gt.worker.compilation.code_log import note_asked, note_compiled, note_eager, note_used
 from gt.worker.compilation.compilable_spans import PlacedUnit
 from gt.worker.compilation.compile_units import CompileAnswer, CompileFailed
@@ -38,7 +38,7 @@ class BlockOwner(Protocol):
     client why an op is not compiled."""
 
     @property
-    def segment(self) -> BoundSegment: ...
+    def program(self) -> BoundProgram: ...
     def refuse(self, position: int, reason: str) -> None: ...
     def tell(self, position: int, reason: str) -> None: ...
 
@@ -54,7 +54,7 @@ class CompiledCodeError(Exception):
 
 
 class CompiledBlock:
-    """The ops of a compile unit in a segment. Their code runs in their place once it was compiled and has given the
+    """The ops of a compile unit in a program. Their code runs in their place once it was compiled and has given the
     same results as the ops."""
 
     def __init__(
@@ -70,10 +70,8 @@ class CompiledBlock:
         self._counts = counts
         self._placed = placed
         self._blocks = blocks
-        segment = owner.segment
-        self._inputs = [segment.register(slot) for slot in placed.inputs]
-        first = segment.body.external_count
-        self._scalars = slice(first + placed.scalars[0], first + placed.scalars[-1] + 1) if placed.scalars else slice(0)
+        self._inputs = placed.inputs
+        self._scalars = slice(placed.scalars[0], placed.scalars[-1] + 1) if placed.scalars else slice(0)
         self._outputs = placed.outputs
         self._clear = [register for step in split_steps(blocks) for register in _clear_of(step)]
         self._code: CompiledCode | None = None
@@ -82,7 +80,7 @@ class CompiledBlock:
         self._is_asked = False
 
     def submit(self) -> None:
-        """Ask for code, unless an equal span of ops has code already: cuts between segments move, so that segments with
+        """Ask for code, unless an equal span of ops has code already: cuts between programs move, so that programs with
         the same spans of ops come again and again."""
         self._code = self._counts.codes.get(self._placed.unit.key)
         if self._code is not None:
@@ -199,7 +197,7 @@ class CompiledBlock:
         return f"{len(names)} ops from {names[0]} to {names[-1]}"
 
     def _names(self) -> list[str]:
-        return [self._owner.segment.bound[position].op for position in self._placed.ops]
+        return [self._owner.program.bound[position].op for position in self._placed.ops]
 
 
 def split_steps(blocks: Sequence[Block]) -> list[Block]:

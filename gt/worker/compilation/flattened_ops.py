@@ -10,8 +10,8 @@ from gt.core.signatures import Arg, Compute, DType, Input, OpProgram, Signature,
 from gt.sharding.lowering import create_sharded_output, get_shard_args
 from gt.sharding.op_calls import LocalContext, OpCall
 from gt.sharding.spec import spec_of
-from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_op_programs import STRIDE_FREE, BoundOpProgram, is_the_op, is_view
+from gt.worker.bound_ops import BoundOp, UnavailableOp
 
 
 class FlattenedCall(NamedTuple):

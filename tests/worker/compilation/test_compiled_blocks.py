@@ -7,7 +7,7 @@ import torch
 
 import gt
 from gt.core.tables import CODE
-from gt.worker.compilation.segment_compiler import RUNS_BY_ITSELF
+from gt.worker.compilation.program_compiler import RUNS_BY_ITSELF
 from tests.worker.compilation.traced_code import TracedCode
 
 

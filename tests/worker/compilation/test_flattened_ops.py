@@ -9,8 +9,8 @@ import torch
 import gt
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Input, Move, OpProgram, Signature, Whole
-from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.bound_op_programs import BoundOpProgram
+from gt.worker.bound_ops import BoundOp, UnavailableOp
 from gt.worker.compilation.flattened_ops import CannotFlatten, FlattenedOp, flatten_op
 from gt.worker.engines.pytorch_engine import PyTorchEngine
 from tests.dispatcher_harness import at

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gt.worker.compilation import compiled_blocks, segment_compiler
+from gt.worker.compilation import compiled_blocks, program_compiler
 from gt.worker.compilation.compile_units import CompileAnswer, Compiled, CompileFailed, CompileUnit
 from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.compilation.tracing import TracedUnit, UntraceableCall, trace
@@ -25,7 +25,7 @@ class TracedCode:
     def install(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(CompileServerConnection, "submit", lambda connection, unit, take: self._submit(unit, take))
         patch.setattr(compiled_blocks, "load_code", self._load)
-        patch.setattr(segment_compiler, "find_compiler", lambda: "g++")
+        patch.setattr(program_compiler, "find_compiler", lambda: "g++")
 
     def _submit(self, unit: CompileUnit, take: Callable[[CompileAnswer], None]) -> None:
         try:

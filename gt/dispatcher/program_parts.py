@@ -1,14 +1,14 @@
-"""Splits segments into parts, by the plans that their ops had when they were planned one by one. Pure functions."""
+"""Splits programs into parts, by the plans that their ops had when they were planned one by one. Pure functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
-from gt.core.messages import DefineSegment
-from gt.core.segments import SegmentBody, SegmentOp
+from gt.core.messages import NoteGradient, RunOp
+from gt.core.program import Program, scalar_slots
 from gt.dispatcher.op_definitions import CachedPlan, InputLayout
-from gt.dispatcher.segment_records import LinearOp, PartVariant, SegmentPart
+from gt.dispatcher.program_records import LinearOp, PartVariant, ProgramPart
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.spec import ShardingSpec
 
@@ -16,11 +16,11 @@ MIN_PART = 3  # ops that are worth a part
 
 
 class PlannedOp(NamedTuple):
-    """An op of a segment as it was planned in one run. `writes` are the positions of the inputs that it writes to,
+    """An op of a program as it was planned in one run. `writes` are the positions of the inputs that it writes to,
     `layouts` those of its inputs before the op, and `results` its outputs. `cached` is its plan for these layouts; None
     if the layouts alone do not determine the plan. `places`: its scope keeps tensors in their layouts."""
 
-    op: SegmentOp
+    op: RunOp
     name: str
     writes: tuple[int, ...]
     layouts: tuple[InputLayout, ...]
@@ -29,34 +29,44 @@ class PlannedOp(NamedTuple):
     places: bool
 
 
-def find_parts(ops: Sequence[PlannedOp], cuts: Container[int] = ()) -> list[range]:
-    """The longest parts that a segment can be split into from its first op on, as ranges of positions of ops. No part
-    goes on over a position in `cuts`, at which other instructions send commands."""
+PlannedStep: TypeAlias = PlannedOp | NoteGradient | None
+"""A step of a program as it was carried out in one run. None if it sends commands, or may do so another time."""
+
+
+def find_parts(steps: Sequence[PlannedStep]) -> list[range]:
+    """The longest parts that a program can be split into from its first step on, as ranges of positions."""
     parts: list[range] = []
     start = 0
-    while start < len(ops):
-        end = _end_of_part(ops, start, cuts)
-        if end - start >= MIN_PART:
+    while start < len(steps):
+        end = _end_of_part(steps, start)
+        if sum([isinstance(step, PlannedOp) for step in steps[start:end]]) >= MIN_PART:
             parts.append(range(start, end))
         start = max(end, start + 1)
     return parts
 
 
-def _end_of_part(ops: Sequence[PlannedOp], start: int, cuts: Container[int]) -> int:
-    """The position of the first op that cannot belong to a part which begins at `start`."""
+def _end_of_part(steps: Sequence[PlannedStep], start: int) -> int:
+    """The position after the last op that can belong to a part which begins at `start`. A note of a gradient may follow
+    the part, unless an op after it overwrites a tensor that it names."""
     made: set[int] = set()
+    noted: set[int] = set()
     workers: tuple[int, ...] | None = None
-    for position in range(start, len(ops)):
-        planned = ops[position]
-        if position in cuts and position > start:
-            return position
-        if planned.cached is None or not _is_local(planned, planned.cached, made):
-            return position
-        if workers is not None and planned.cached.plan.workers != workers:
-            return position
-        workers = planned.cached.plan.workers
-        made.update(planned.op.outputs)
-    return len(ops)
+    end = start
+    for position in range(start, len(steps)):
+        step = steps[position]
+        if isinstance(step, NoteGradient) and position > start:
+            noted |= {step.gradient, step.parameter}
+            continue
+        if not isinstance(step, PlannedOp) or step.cached is None or not _is_local(step, step.cached, made):
+            break
+        if workers is not None and step.cached.plan.workers != workers:
+            break
+        if not noted.isdisjoint([step.op.inputs[write] for write in step.writes]):
+            break
+        workers = step.cached.plan.workers
+        made.update(step.op.outputs)
+        end = position + 1
+    return end
 
 
 def _is_local(planned: PlannedOp, cached: CachedPlan, made: set[int]) -> bool:
@@ -75,11 +85,9 @@ def _is_local(planned: PlannedOp, cached: CachedPlan, made: set[int]) -> bool:
     )
 
 
-def make_part(
-    body: SegmentBody, ops: Sequence[PlannedOp], place: range, part_id: int
-) -> tuple[SegmentPart, DefineSegment]:
-    """The part of a segment at the positions `place`, and its definition for the workers."""
-    planned = ops[place.start : place.stop]
+def make_part(program: Program, steps: Sequence[PlannedStep], place: range, part_id: int) -> ProgramPart:
+    """The part of a program at the positions `place`."""
+    planned = [step for step in steps[place.start : place.stop] if isinstance(step, PlannedOp)]
     outputs = range(planned[0].op.outputs[0], planned[-1].op.outputs[-1] + 1)
     layouts: dict[int, InputLayout] = {}
     sources: dict[tuple[int, ShardingSpec | None], int] = {}
@@ -95,24 +103,27 @@ def make_part(
             if slot not in outputs:
                 sources.setdefault((slot, spec), len(sources))
         placed |= dict.fromkeys([slot for slot in _placed_by(op) if slot not in outputs])
-    local = _local_slots(sources, outputs)
-    definition = DefineSegment(
-        part_id,
-        tuple(op.cached.op_id for op in planned if op.cached is not None),
-        len(sources),
-        tuple(tuple(map(local, picked)) for picked in used),
-        tuple(tuple(body.offsets[slot - body.external_count] for slot in op.op.outputs) for op in planned),
-        tuple(op.op.end_scalar - op.op.first_scalar for op in planned),
-        tuple(op.op.scope for op in planned),
-        tuple(op.op.site for op in planned),
-    )
+    scalars = [slot for op in planned for slot in scalar_slots(op.op)]
+    first_scalar = scalars[0] if scalars else 0
+    local = _local_slots(sources, len(scalars), outputs)
+    ops = [
+        RunOp(
+            op.cached.op_id,  # type: ignore[union-attr]
+            tuple(map(local, picked)),
+            tuple([local((slot, None)) for slot in op.op.outputs]),
+            tuple([slot - first_scalar + len(sources) for slot in scalar_slots(op.op)]),
+            op.op.scope,
+            op.op.site,
+        )
+        for op, picked in zip(planned, used, strict=True)
+    ]
     written, results = _versions(planned, outputs)
-    part = SegmentPart(
+    return ProgramPart(
         part_id,
         place.start,
         place.stop,
         planned[0].cached.plan.workers,  # type: ignore[union-attr]
-        SegmentBody.of(definition),
+        Program(ops, len(sources), len(scalars)),
         tuple(layouts),
         tuple(layouts.values()),
         tuple(sources),
@@ -121,19 +132,18 @@ def make_part(
         results,
         tuple(placed),
         tuple(_linear(planned)),
-        planned[0].op.first_scalar,
-        planned[-1].op.end_scalar,
+        slice(first_scalar, first_scalar + len(scalars)),
+        tuple([position for position in place if not isinstance(steps[position], PlannedOp)]),
     )
-    return part, definition
 
 
 def _local_slots(
-    sources: Mapping[tuple[int, ShardingSpec | None], int], outputs: range
+    sources: Mapping[tuple[int, ShardingSpec | None], int], scalars: int, outputs: range
 ) -> Callable[[tuple[int, ShardingSpec | None]], int]:
-    """A function from a slot of the client's segment, and a layout, to a slot of the workers' segment."""
+    """A function from a slot of the client's program, and a layout, to a slot of the workers' program."""
 
     def local(used: tuple[int, ShardingSpec | None]) -> int:
-        return len(sources) + used[0] - outputs.start if used[0] in outputs else sources[used]
+        return len(sources) + scalars + used[0] - outputs.start if used[0] in outputs else sources[used]
 
     return local
 
@@ -141,7 +151,7 @@ def _local_slots(
 def _versions(
     planned: Sequence[PlannedOp], outputs: range
 ) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, TensorRecord], ...]]:
-    """The externals that a part writes to, each with the slot of its last version, and the results of the part."""
+    """The inputs that a part writes to, each with the slot of its last version, and the results of the part."""
     root_of: dict[int, int] = {}
     written: dict[int, int] = {}
     results: dict[int, TensorRecord] = {}
@@ -167,21 +177,18 @@ def _placed_by(op: PlannedOp) -> list[int]:
 
 def _linear(planned: Sequence[PlannedOp]) -> list[LinearOp]:
     """The ops of a part whose plans are valid only while the ops are linear."""
-    return [
-        LinearOp(op.name, op.op.first_scalar, op.op.end_scalar)
-        for op in planned
-        if op.cached is not None and op.cached.plan.linear
-    ]
+    return [LinearOp(op.name, scalar_slots(op.op)) for op in planned if op.cached is not None and op.cached.plan.linear]
 
 
-def variant_of(part: SegmentPart, last_use: Mapping[int, int]) -> PartVariant:
+def variant_of(part: ProgramPart, last_use: Mapping[int, int]) -> PartVariant:
     """The consequences for a part of the slots that die in a run. `last_use` maps each dead slot to the position of the
-    last op that uses it. The part frees externals that it uses, or whose copies it uses, exactly on its workers."""
-    dying = {slot for slot, position in last_use.items() if part.start <= position < part.end}
+    last step that names it. The part frees inputs that it uses, or whose copies it uses, exactly on its workers."""
+    places = frozenset(range(part.start, part.end)).difference(part.notes)
+    dying = {slot for slot, position in last_use.items() if position in places}
     written = dict(part.written)
     layouts = {
         slot: layout if isinstance(layout, tuple) else (layout,)
-        for slot, layout in zip(part.externals, part.layouts, strict=True)
+        for slot, layout in zip(part.inputs, part.layouts, strict=True)
         if slot in dying and slot not in written
     }
     sources = [source for source in part.sources if source[0] in layouts]
@@ -189,7 +196,8 @@ def variant_of(part: SegmentPart, last_use: Mapping[int, int]) -> PartVariant:
     freed = [slot for slot in layouts if slot not in elsewhere]
     copied = [slot for slot in freed if len(layouts[slot]) > 1 or (slot, None) not in part.sources]
     inside = [slot for slot in dying if slot in part.outputs]
-    local = _local_slots({source: number for number, source in enumerate(part.sources)}, part.outputs)
+    numbers = {source: number for number, source in enumerate(part.sources)}
+    local = _local_slots(numbers, part.program.scalars, part.outputs)
     used = [source for source in sources if source[0] not in elsewhere]
     return PartVariant(
         tuple(sorted(map(local, [*used, *[(slot, None) for slot in inside]]))),

@@ -1,4 +1,4 @@
-"""Recorded calls as segments: they stand for the recorded instructions, and free dying tensors after their last use."""
+"""Recorded calls as programs: they stand for the recorded instructions, and free dying tensors after their last use."""
 
 import gc
 
@@ -9,21 +9,20 @@ from hypothesis import strategies as st
 
 import gt
 from gt.client import active_session
-from gt.client.compilation import call_segments
-from gt.client.compilation.call_segments import SegmentedCall
-from gt.client.compilation.replay_template import instruction_builder
+from gt.client.compilation import call_programs
+from gt.client.compilation.call_programs import CallPrograms
 from gt.core.message_fields import id_fields
 from gt.core.messages import (
     BeginStep,
-    DefineSegment,
+    DefineProgram,
     DropCopies,
     ForgetOps,
     FreeTensors,
     NoteGradient,
     RunOp,
-    RunSegment,
+    RunProgram,
 )
-from gt.core.segments import SegmentBody
+from gt.core.program import Program
 from tests.records import own
 
 OP, EXTERNALS = own(1), (own(5), own(6))
@@ -33,7 +32,7 @@ OP, EXTERNALS = own(1), (own(5), own(6))
 def calls(draw):
     """The instructions of a call, with numbers for tensors, and the tensors that die."""
     there, instructions, ident = list(EXTERNALS), [], own(100)
-    for _ in range(draw(st.integers(1, 90))):
+    for _ in range(draw(st.integers(1, 150))):
         ident += draw(st.sampled_from([0, 0, 0, 1, 3]))  # requests of flow control take ids too
         kind = draw(st.sampled_from(["op"] * 12 + ["note", "drop", "step", "idle"]))
         used = tuple(draw(st.lists(st.sampled_from(there), min_size=1, max_size=2)))
@@ -58,26 +57,25 @@ def numbered(instructions, dying, shortest):
     named = [ident for each in instructions for ident in id_fields(type(each)).all(each) if ident != OP]
     idents = list(dict.fromkeys([*EXTERNALS, *named]))
     slots = {ident: slot for slot, ident in enumerate(idents)}
-    builds = [instruction_builder(instruction, slots) for instruction in instructions]
-    return SegmentedCall(instructions, builds, slots, dying, shortest), idents
+    return CallPrograms(instructions, slots, dying, shortest), idents
 
 
 @settings(max_examples=120, deadline=None)
 @given(calls(), st.sampled_from([1, 8, None]))
-def test_segments_stand_for_the_recorded_instructions(call, shortest):
+def test_programs_stand_for_the_recorded_instructions(call, shortest):
     instructions, dying = call
-    segmented, idents = numbered(instructions, dying, shortest)
-    bodies = {}
-    for number, segment in enumerate(segmented.segments):
-        bodies[own(900 + number)] = SegmentBody.of(segment.define(own(900 + number)))
+    programs, idents = numbered(instructions, dying, shortest)
+    defined = {}
+    for number, each in enumerate(programs.defined):
+        defined[own(900 + number)] = Program.of(each.define(own(900 + number)))
     table = (*EXTERNALS, *range(own(5000), own(5000) + len(idents) - len(EXTERNALS)))
     moved = dict(zip(idents, table, strict=True))
     scalars = [each.scalars for each in instructions if isinstance(each, RunOp)]
     expanded = []
-    for emitted in segmented.instructions(table, scalars):
-        is_segment = isinstance(emitted, RunSegment)
-        expanded += bodies[emitted.segment_id].expand(emitted) if is_segment else [emitted]
-    assert (shortest is None) <= (not segmented.segments)
+    for emitted in programs.instructions(table, scalars):
+        is_run = isinstance(emitted, RunProgram)
+        expanded += defined[emitted.program_id].expand(emitted) if is_run else [emitted]
+    assert (shortest is None) <= (not programs.defined)
     kept = [each for each in expanded if not isinstance(each, FreeTensors)]
     unmoved, _ = numbered(instructions, dying, None)
     assert kept == [each for each in unmoved.instructions(table, scalars) if not isinstance(each, FreeTensors)]
@@ -90,7 +88,7 @@ def test_segments_stand_for_the_recorded_instructions(call, shortest):
             assert later.isdisjoint(each.ids)
 
 
-def steps(count=40):
+def steps(count=70):
     @gt.compile
     def step(x):
         for _ in range(count):
@@ -116,7 +114,7 @@ def sent(ended, monkeypatch):
     return batches
 
 
-def test_a_skipped_call_sends_segments(sent):
+def test_a_skipped_call_sends_programs(sent):
     step, x = steps(), gt.ones(3)
     for _ in range(5):
         step(x)
@@ -124,14 +122,14 @@ def test_a_skipped_call_sends_segments(sent):
     sent.clear()
     result = step(x)
     gt.synchronize()
-    assert [type(each) for each in sent if isinstance(each, RunSegment | RunOp)] == [RunSegment, RunSegment]
+    assert [type(each) for each in sent if isinstance(each, RunProgram | RunOp)] == [RunProgram, RunProgram]
     expected = torch.ones(3)
-    for _ in range(40):
+    for _ in range(70):
         expected = expected * 1.5 - 0.25
     assert torch.equal(result.cpu(), expected)
 
 
-def test_ids_that_requests_take_in_a_recorded_call_leave_no_gap_in_its_segments(ended):
+def test_ids_that_requests_take_in_a_recorded_call_leave_no_gap_in_its_programs(ended):
     gt.init()
     session = active_session.current()
 
@@ -154,12 +152,12 @@ def test_the_tape_shows_the_ops_of_a_skipped_call(ended):
     step, x = steps(), gt.ones(3)
     for _ in range(5):
         step(x)
-    lines = gt.debug.tape(60)
-    assert sum("aten.mul" in line and "test_call_segments.py" in line for line in lines) >= 10
+    lines = gt.debug.tape(150)
+    assert sum("aten.mul" in line and "test_call_programs.py" in line for line in lines) >= 10
     assert gt.debug.get_worker_stats().hot_paths.hits >= 2
 
 
-def test_segments_of_a_function_that_is_gone_are_forgotten(sent):
+def test_programs_of_a_function_that_is_gone_are_forgotten(sent):
     for _ in range(2):
         step, x = steps(), gt.ones(3)
         for _ in range(5):
@@ -167,20 +165,20 @@ def test_segments_of_a_function_that_is_gone_are_forgotten(sent):
         gt.synchronize()
         del step
         gc.collect()
-    defined = [each.segment_id for each in sent if isinstance(each, DefineSegment)]
+    defined = [each.program_id for each in sent if isinstance(each, DefineProgram)]
     forgotten = [ident for each in sent if isinstance(each, ForgetOps) for ident in each.op_ids]
     assert forgotten and set(forgotten) <= set(defined)
 
 
-def test_a_session_with_too_many_segments_gets_ops(sent, monkeypatch):
-    monkeypatch.setattr(call_segments, "MAX_SEGMENTS", 1)
+def test_a_session_with_too_many_programs_gets_ops(sent, monkeypatch):
+    monkeypatch.setattr(call_programs, "MAX_PROGRAMS", 1)
     step, x = steps(), gt.ones(3)
     results = [step(x) for _ in range(6)]
     assert all(torch.equal(result.cpu(), results[0].cpu()) for result in results)
     assert step.skipped == 3
 
 
-def test_without_segments_ops_are_sent_one_by_one(ended, monkeypatch):
+def test_without_programs_ops_are_sent_one_by_one(ended, monkeypatch):
     monkeypatch.setenv("GT_HOTPATH", "0")
     gt.init()
     step, x = steps(), gt.ones(3)

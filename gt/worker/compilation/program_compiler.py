@@ -1,4 +1,4 @@
-"""Compiles the ops of segments in the background. Ops run eagerly until their code is ready, or if it does not fit."""
+"""Compiles the ops of programs in the background. Ops run eagerly until their code is ready, or if it does not fit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any, TypeAlias
 import torch
 
 from gt.core.ids import session_of
-from gt.core.messages import RunSegment
+from gt.core.messages import RunOp, RunProgram
 from gt.core.meta import TensorMeta
-from gt.core.segments import SegmentOp
 from gt.core.signatures import Number
-from gt.worker.bound_segments import Block, BoundSegment, Variant
+from gt.worker.bound_programs import Block, BoundProgram, Variant
 from gt.worker.compilation.code_log import note_eager
 from gt.worker.compilation.compilable_spans import PlacedUnit, find_spans, make_unit
 from gt.worker.compilation.compiled_blocks import CompileCounts, CompiledBlock, RunBlocks, joined_steps, split_steps
@@ -24,7 +23,7 @@ from gt.worker.compilation.server_process import COMPILERS, find_compiler
 from gt.worker.engines.engine import Engine
 
 log = logging.getLogger("gt.compile")
-RUNS_IN_A_SCOPE = 2  # runs of a segment before it is compiled
+RUNS_IN_A_SCOPE = 2  # runs of a program before it is compiled
 RUNS_BY_ITSELF = 16  # the same, without a signal that asks for it
 POLL_SECONDS = 0.02
 
@@ -32,8 +31,8 @@ TellFailure: TypeAlias = Callable[[int, int, int, str], None]
 """Takes the session, scope and site of ops that are not compiled, and the reason."""
 
 
-class SegmentCompiler:
-    """Decides which segments of a worker are compiled, and when. `compiles` tells whether the ops of a session's scope
+class ProgramCompiler:
+    """Decides which programs of a worker are compiled, and when. `compiles` tells whether the ops of a session's scope
     are to be compiled; with `is_automatic` all ops that run often are."""
 
     def __init__(
@@ -54,11 +53,11 @@ class SegmentCompiler:
         self._told: set[tuple[int, str]] = set()
         self.counts = CompileCounts()
 
-    def blocks(self, run: RunSegment, segment: BoundSegment, variant: Variant) -> Sequence[Block]:
-        """The blocks to run a segment with. Hot path."""
-        compilation = segment.compilations.get(run.dead)
+    def blocks(self, run: RunProgram, program: BoundProgram, variant: Variant) -> Sequence[Block]:
+        """The blocks to run a program with. Hot path."""
+        compilation = program.compilations.get(run.dead)
         if compilation is None:
-            compilation = segment.compilations[run.dead] = SegmentCompilation(self, run, segment, variant)
+            compilation = program.compilations[run.dead] = ProgramCompilation(self, run, program, variant)
         if self.server.is_waiting and time.monotonic() > self._next_poll:
             self.server.poll()
             self._next_poll = time.monotonic() + POLL_SECONDS
@@ -67,18 +66,18 @@ class SegmentCompiler:
         try:
             return compilation.next_blocks(run)
         except Exception as error:  # an internal error: the ops must not fail because of it
-            log.warning("a segment is not compiled: %s", error, exc_info=True)
+            log.warning("a program is not compiled: %s", error, exc_info=True)
             compilation.is_settled = True
             return variant.blocks
 
-    def wanted_ops(self, session: int, segment: BoundSegment) -> Callable[[SegmentOp], bool]:
-        scopes = {op.scope for op in segment.body.ops}
+    def wanted_ops(self, session: int, program: BoundProgram) -> Callable[[RunOp], bool]:
+        scopes = {op.scope for op in program.ops}
         chosen = {scope for scope in scopes if self._is_automatic or self._compiles(session, scope)}
         return lambda op: op.scope in chosen
 
-    def runs_before(self, session: int, segment: BoundSegment) -> int:
-        """How often a segment runs before it is compiled."""
-        asked = any(self._compiles(session, op.scope) for op in segment.body.ops)
+    def runs_before(self, session: int, program: BoundProgram) -> int:
+        """How often a program runs before it is compiled."""
+        asked = any(self._compiles(session, op.scope) for op in program.ops)
         return RUNS_IN_A_SCOPE if asked else RUNS_BY_ITSELF
 
     def obstacle(self) -> str | None:
@@ -99,7 +98,7 @@ class SegmentCompiler:
     def meta(self, value: Any) -> TensorMeta | None:
         return self._engine.meta(value) if self._engine.is_tensor(value) else None
 
-    def tell(self, session: int, op: SegmentOp, reason: str) -> None:
+    def tell(self, session: int, op: RunOp, reason: str) -> None:
         """Report once for each session and reason."""
         if (session, reason) not in self._told:
             self._told.add((session, reason))
@@ -109,29 +108,29 @@ class SegmentCompiler:
         self._told = {told for told in self._told if told[0] != session}
 
 
-class SegmentCompilation:
-    """The compilation of a segment for one set of dead slots, in stages: a few runs that are only counted, one run that
+class ProgramCompilation:
+    """The compilation of a program for one set of dead slots, in stages: a few runs that are only counted, one run that
     notes the metas of all tensors, and then runs of compiled blocks. Once it `is_settled`, every run has the same
     `blocks`."""
 
-    def __init__(self, compiler: SegmentCompiler, run: RunSegment, segment: BoundSegment, variant: Variant) -> None:
+    def __init__(self, compiler: ProgramCompiler, run: RunProgram, program: BoundProgram, variant: Variant) -> None:
         self._compiler = compiler
-        self._segment = segment
+        self._program = program
         self._variant = variant
-        self._session = session_of(run.segment_id)
-        self._wanted = compiler.wanted_ops(self._session, segment)
-        self._runs_left = compiler.runs_before(self._session, segment)
+        self._session = session_of(run.program_id)
+        self._wanted = compiler.wanted_ops(self._session, program)
+        self._runs_left = compiler.runs_before(self._session, program)
         self.blocks: Sequence[Block] = variant.blocks
         self._metas: dict[int, TensorMeta] = {}
         self._noted = -1
         self._refused: dict[int, str] = {}
-        self.is_settled = not any(map(self._wanted, segment.body.ops))
+        self.is_settled = not any(map(self._wanted, program.ops))
 
-    def next_blocks(self, run: RunSegment) -> Sequence[Block]:
+    def next_blocks(self, run: RunProgram) -> Sequence[Block]:
         if self._runs_left:
             self._runs_left -= 1
             return self._variant.blocks
-        if self._noted < len(self._segment.body.ops):
+        if self._noted < len(self._program.ops):
             self._metas.clear()
             self._noted = 0
             return [NotingBlock(self, step) for step in split_steps(self._variant.blocks)]
@@ -139,9 +138,9 @@ class SegmentCompilation:
         return self.blocks
 
     def note_inputs(self, registers: Sequence[Any]) -> None:
-        """Note the metas of the externals, before the first op."""
+        """Note the metas of the inputs, before the first op."""
         if not self._noted:
-            self._note(registers, range(self._segment.body.external_count))
+            self._note(registers, range(self._program.program.inputs))
 
     def note_results(self, registers: Sequence[Any], start: int) -> None:
         """Note the metas of registers from `start` on, the results of an op."""
@@ -152,18 +151,18 @@ class SegmentCompilation:
         for register in places:
             meta = self._compiler.meta(registers[register])
             if meta is not None:
-                self._metas[self._slot(register)] = meta
+                self._metas[register] = meta
 
     def _prepare(self, scalars: Sequence[Number]) -> None:
         self.is_settled = True
-        ops = self._segment.body.ops
+        ops = self._program.ops
         first = next(op for op in ops if self._wanted(op))
         obstacle = self._compiler.obstacle()
         if obstacle is not None:
-            note_eager([bound.op for bound in self._segment.bound], obstacle)
+            note_eager([bound.op for bound in self._program.bound], obstacle)
             self._compiler.tell(self._session, first, obstacle)
             return
-        spans, eager = find_spans(self._segment, self._wanted, self._metas, self._refused)
+        spans, eager = find_spans(self._program, self._wanted, self._metas, self._refused)
         for op, reason in Counter((found.op, found.reason) for found in eager):
             note_eager([op], reason)
         steps = split_steps(self._variant.blocks)
@@ -180,14 +179,9 @@ class SegmentCompilation:
                 block.submit()
 
     def _unit(self, place: range, scalars: Sequence[Number]) -> PlacedUnit:
-        body = self._segment.body
-        later = {slot for op in body.ops[place.stop :] for slot in op.inputs}
-        kept = {self._slot(register) for register, _ in self._variant.live}
-        return make_unit(self._segment, place, self._metas, frozenset(later | kept), scalars, torch.get_num_threads())
-
-    def _slot(self, register: int) -> int:
-        body = self._segment.body
-        return register if register < body.external_count else register - body.scalar_count
+        later = {slot for op in self._program.ops[place.stop :] for slot in op.inputs}
+        kept = {slot for slot, _ in self._variant.live}
+        return make_unit(self._program, place, self._metas, frozenset(later | kept), scalars, torch.get_num_threads())
 
     def refuse(self, position: int, reason: str) -> None:
         """Leave an op uncompiled that cannot be traced: the next run finds units before and after it."""
@@ -198,17 +192,17 @@ class SegmentCompilation:
     # For compiled blocks
 
     @property
-    def segment(self) -> BoundSegment:
-        return self._segment
+    def program(self) -> BoundProgram:
+        return self._program
 
     def tell(self, position: int, reason: str) -> None:
-        self._compiler.tell(self._session, self._segment.body.ops[position], reason)
+        self._compiler.tell(self._session, self._program.ops[position], reason)
 
 
 class NotingBlock:
-    """Runs a step of a segment, and notes the metas of its results."""
+    """Runs a step of a program, and notes the metas of its results."""
 
-    def __init__(self, compilation: SegmentCompilation, step: Block) -> None:
+    def __init__(self, compilation: ProgramCompilation, step: Block) -> None:
         self._compilation = compilation
         self._step = step
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import gt
 from gt.client import active_session
-from gt.client.segment_matcher import HotPathStats, SegmentMatcher
-from gt.core.messages import MAX_SLOT, BetweenOps, DefineSegment, FreeTensors, PlaceTensor, RunOp, RunSegment
-from gt.core.segments import SegmentBody
+from gt.client.program_matcher import HotPathStats, ProgramMatcher
+from gt.core.messages import DefineProgram, FreeTensors, PlaceTensor, RunOp, RunProgram
+from gt.core.program import Program
 from gt.core.settings import HotPathSettings
 from tests.records import ADD, ROWS
 
@@ -181,11 +181,11 @@ def test_statistics_tell_of_segments_and_deviations() -> None:
     assert stats[0].segments >= 1 and stats[0].ops > stats[0].replayed_ops > 40
     assert stats.hot_paths.segments >= 1 and stats.hot_paths.hits >= 3
     lines = [line for reason, line in stats.hot_paths.deviations if reason == "another op, shape or constant"]
-    assert lines and all("test_segments.py" in line for line in lines)
+    assert lines and all("test_repeats.py" in line for line in lines)
 
 
 def test_segments_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gt.client.segment_matcher.MAX_CANDIDATES", 3)
+    monkeypatch.setattr("gt.client.program_matcher.MAX_CANDIDATES", 3)
 
     def program() -> Any:
         x = gt.ones(4)
@@ -281,7 +281,7 @@ def test_the_tape_shows_the_ops_of_segments() -> None:
 def test_the_timeline_shows_the_ops_of_segments() -> None:
     def program() -> Any:
         def chain(x: torch.Tensor) -> torch.Tensor:
-            for _ in range(40):
+            for _ in range(70):
                 x = x * 2.0
                 x = x + 1.0
             return x
@@ -326,14 +326,14 @@ def test_threads_interleave_their_ops(workers: int, mode: str | None) -> None:
     check(program, workers, mode)
 
 
-def eager_matcher() -> SegmentMatcher:
+def eager_matcher() -> ProgramMatcher:
     """A matcher that makes segments of all runs of two ops."""
-    return SegmentMatcher(HotPathSettings(shortest=2, repetitions=1), itertools.count(900).__next__, lambda: {1: ADD})
+    return ProgramMatcher(HotPathSettings(shortest=2, repetitions=1), itertools.count(900).__next__, lambda: {1: ADD})
 
 
 def test_ids_that_threads_took_out_of_order_are_no_segment() -> None:
     """An id is given before its op is queued: another thread's op may come between."""
-    matcher = SegmentMatcher(
+    matcher = ProgramMatcher(
         HotPathSettings(shortest=2, repetitions=1), itertools.count(900).__next__, lambda: {1: ADD}
     )
     for first in (100, 200, 300):
@@ -353,10 +353,10 @@ def test_segments_stand_for_the_very_ops(other: tuple[int, int]) -> None:
         sent, _ = matcher.compress(list(ops), is_final=True)
         expanded: list[Any] = []
         for instruction in sent:
-            if isinstance(instruction, DefineSegment):
-                bodies[instruction.segment_id] = SegmentBody.of(instruction)
-            elif isinstance(instruction, RunSegment):
-                expanded += bodies[instruction.segment_id].expand(instruction)
+            if isinstance(instruction, DefineProgram):
+                bodies[instruction.program_id] = Program.of(instruction)
+            elif isinstance(instruction, RunProgram):
+                expanded += bodies[instruction.program_id].expand(instruction)
             else:
                 expanded.append(instruction)
         assert expanded == ops
@@ -367,27 +367,28 @@ def test_segments_stand_for_the_very_ops(other: tuple[int, int]) -> None:
 def test_tensors_are_freed_after_their_last_use(place: int) -> None:
     """One that was last used before a segment is freed before it, and one that is placed in it after its last use or,
     if that is later, after it is placed."""
-    matcher = eager_matcher()
+    matcher, programs = eager_matcher(), {}
     for first in (100, 200, 300):
         inputs = [(5, 6), (first, 6), (first + 1, 6)]
         batch: list[Any] = [RunOp(1, each, (first + number,), (), 0, 0) for number, each in enumerate(inputs)]
         batch[2:2] = [FreeTensors((first - 1, first))]
         batch.insert(place, PlaceTensor(first, ROWS, 0))
         sent, _ = matcher.compress(batch, is_final=True)
-    early, run, *late = sent
-    assert isinstance(run, RunSegment)
-    assert early == FreeTensors((299,))
-    placed = BetweenOps(place, PlaceTensor(300, ROWS, 0))
-    frees = [BetweenOps(place, FreeTensors((300,)))] if place == 2 else []
-    assert (run.dead, run.between, late) == ((2,) if place == 1 else (), (placed, *frees), [])
+        programs |= {each.program_id: Program.of(each) for each in sent if isinstance(each, DefineProgram)}
+    early, run = sent
+    assert isinstance(run, RunProgram)
+    assert early == FreeTensors((299,)) and run.dead == (2,)
+    expanded = programs[run.program_id].expand(run)
+    assert expanded[place] == PlaceTensor(300, ROWS, 0)
+    assert expanded.index(FreeTensors((300,))) == max(place + 1, 3)
 
 
-def test_ids_that_are_far_apart_are_no_segment() -> None:
-    matcher = SegmentMatcher(
+def test_ids_with_a_gap_are_no_program() -> None:
+    matcher = ProgramMatcher(
         HotPathSettings(shortest=2, repetitions=1), itertools.count(900).__next__, lambda: {1: ADD}
     )
-    for first in (100, 1 << 20, 1 << 21):
-        ids = [first, first + 1, first + MAX_SLOT + 1]
+    for first in (100, 200, 300):
+        ids = [first, first + 1, first + 3]
         sent, _ = matcher.compress([RunOp(1, (5, 6), (ident,), (), 0, 0) for ident in ids], is_final=True)
         assert [type(instruction) for instruction in sent] == [RunOp] * 3
 
