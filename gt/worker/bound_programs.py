@@ -1,8 +1,7 @@
 """Programs prepared for replay: the ops of a repeated run on one worker, called in order on a list of registers.
 
 A replay does what the commands of the program would do one by one, without looking up ids, records and ops for each:
-values stay in registers, and only those that outlive the program are stored under their ids. If an op fails, all values
-are stored under their ids and the rest of the program runs command by command.
+values stay in registers, and only those that outlive the program are stored under their ids.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from gt.core.messages import RunOp, RunProgram
+from gt.core.messages import RunOp
 from gt.core.program import Program, picker, scalar_slots
 from gt.worker.bound_op_programs import BoundOpProgram
 from gt.worker.bound_ops import BoundOp, UnavailableOp
@@ -123,15 +122,6 @@ class BoundProgram:
         """The positions of the ops that have added registers from `before` to `after`."""
         first, end = (sum([op.outputs[-1] < count for op in self.ops]) for count in (before, after))
         return range(first, end)
-
-    def restore(self, run: RunProgram, variant: Variant, registers: list[Any], position: int, tensors: Tensors) -> None:
-        """Store all values under their ids, as they would be if the commands before `position` had run one by one."""
-        gone = {old for op, bound in self._pairs()[:position] for old, _ in _renamed(op, bound)}
-        made = [slot for op in self.ops[:position] for slot in op.outputs]
-        for slot in (*variant.taken, *made):
-            value = registers[slot]
-            if slot not in gone and value is not None:
-                tensors[self.program.id(run, slot)] = value
 
 
 def is_direct(op: RunOp, bound: AnyBoundOp) -> bool:

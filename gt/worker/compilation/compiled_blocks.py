@@ -18,6 +18,7 @@ from gt.worker.compilation.compile_units import CompileAnswer, CompileFailed
 from gt.worker.compilation.compiled_code import CompiledCode
 from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.engines.torch_private import load_code
+from gt.worker.failed_value import FailedValue
 
 MAX_CONSTANTS = 4  # sets of constants that one span of ops is compiled for
 
@@ -44,12 +45,14 @@ class BlockOwner(Protocol):
 
 
 class CompiledCodeError(Exception):
-    """Compiled code has failed, and may have begun to write to the tensors in these registers."""
+    """Compiled code has failed, and may have begun to write to the tensors in these registers. `blocks` are those that
+    the code stands for, from the op at `position` on."""
 
-    def __init__(self, written: Sequence[int], position: int, error: Exception) -> None:
+    def __init__(self, written: Sequence[int], position: int, blocks: Sequence[Block], error: Exception) -> None:
         super().__init__(str(error))
         self.written = written
         self.position = position
+        self.blocks = blocks
         self.error = error
 
 
@@ -96,6 +99,9 @@ class CompiledBlock:
             run_blocks(self._blocks)
             return
         values = [registers[register] for register in self._inputs]
+        if FailedValue in map(type, values):
+            run_blocks(self._blocks)
+            return
         scalars = registers[self._scalars]
         code = self._code or self._trial
         assert code is not None
@@ -125,7 +131,7 @@ class CompiledBlock:
             self._fail(f"{self._describe()} runs eagerly: its compiled code has failed: {error}")
             if code.writes:
                 written = [self._inputs[position] for position in code.writes]
-                raise CompiledCodeError(written, self._placed.ops.start, error) from error
+                raise CompiledCodeError(written, self._placed.ops.start, self._blocks, error) from error
             return None
 
     def _try(
@@ -140,6 +146,9 @@ class CompiledBlock:
         eager = time.perf_counter() - began
         made = registers[start:]
         expected = [made[number] for number, place in enumerate(self._outputs) if place is not None]
+        if any(isinstance(value, FailedValue) for value in expected):
+            self._trial = code  # an op has failed: nothing to compare with
+            return
         try:
             reason = code.compare(copies, scalars, values, expected)
         except Exception as error:

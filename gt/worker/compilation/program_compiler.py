@@ -21,6 +21,7 @@ from gt.worker.compilation.compiled_blocks import CompileCounts, CompiledBlock, 
 from gt.worker.compilation.server_connection import CompileServerConnection
 from gt.worker.compilation.server_process import COMPILERS, find_compiler
 from gt.worker.engines.engine import Engine
+from gt.worker.failed_value import FailedValue
 
 log = logging.getLogger("gt.compile")
 RUNS_IN_A_SCOPE = 2  # runs of a program before it is compiled
@@ -143,9 +144,10 @@ class ProgramCompilation:
             self._note(registers, range(self._program.program.inputs))
 
     def note_results(self, registers: Sequence[Any], start: int) -> None:
-        """Note the metas of registers from `start` on, the results of an op."""
+        """Note the metas of registers from `start` on, the results of an op. If it has failed, the next run notes
+        them."""
         self._note(registers, range(start, len(registers)))
-        self._noted += 1
+        self._noted += not any(isinstance(value, FailedValue) for value in registers[start:])
 
     def _note(self, registers: Sequence[Any], places: range) -> None:
         for register in places:
