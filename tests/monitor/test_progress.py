@@ -150,8 +150,8 @@ def test_nothing_is_drawn_into_files_and_pipes(monkeypatch):
 
 @pytest.mark.slow  # the first notice comes after 10 s
 def test_a_program_without_a_terminal_says_what_it_said_before():
-    command = [sys.executable, "-c", READS]
-    with Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as program:
+    command, environment = [sys.executable, "-c", READS], {**os.environ, "GT_HEARTBEAT_TIMEOUT": "60"}
+    with Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, env=environment) as program:
         _, second = map(int, program.stdout.readline().split()[1:])
         os.kill(second, signal.SIGSTOP)
         try:

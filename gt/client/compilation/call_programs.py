@@ -45,6 +45,7 @@ class _CallProgram:
         self._made = picker(made)
         self._ops = slice(first_op, first_op + len(self.program.ops))
         self._dead: tuple[int, ...] = ()
+        self._frees: Mapping[int, tuple[int, ...]] = {}
         self._program_id = 0
         is_long = shortest is not None and len(self.program.ops) >= shortest and len(self.program.steps) > 1
         self.is_defined = is_long and are_dense(made)
@@ -52,6 +53,7 @@ class _CallProgram:
     def set_dead(self, idents: Iterable[int]) -> None:
         """Let tensors die that no later instruction names."""
         self._dead = tuple(sorted(map(self._slots.__getitem__, idents)))
+        self._frees = self.program.last_uses(self._dead)
 
     def define(self, program_id: int) -> DefineProgram:
         self._program_id = program_id
@@ -63,8 +65,7 @@ class _CallProgram:
         own = tuple(chain.from_iterable(scalars[self._ops]))
         if self.is_defined:
             return (RunProgram(self._program_id, made[0], inputs, own, self._dead),)
-        frees = self.program.last_uses(self._dead)
-        return self.program.expand_range((*inputs, *own, *made), 0, len(self.program.steps), frees)
+        return self.program.expand_range((*inputs, *own, *made), 0, len(self.program.steps), self._frees)
 
 
 class CallPrograms:

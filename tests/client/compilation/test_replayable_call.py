@@ -76,7 +76,7 @@ def test_an_interrupt_at_any_line_leaves_counts_and_updates_in_step():
     for _ in range(1000):
         eager.run(x)
         history.append((eager.weight.tolist(), torch.get_rng_state()))
-        if len(history) > 5 + 400:
+        if len(history) > 5 + 900:
             break
     torch.manual_seed(1)
     for _ in range(5):
