@@ -88,10 +88,10 @@ if TYPE_CHECKING:
     from gt.core.errors import WorkerLost as WorkerLost
     from gt.debug import explain as explain
     from gt.debug import visualize_sharding as visualize_sharding
-    from gt.distributed.dtensor import to_dtensor as to_dtensor
-    from gt.distributed.dtensor import torch_placements as torch_placements
     from gt.distributed.interchange import from_dtensor as from_dtensor
     from gt.distributed.interchange import from_shards as from_shards
+    from gt.distributed.interchange import to_dtensor as to_dtensor
+    from gt.distributed.interchange import torch_placements as torch_placements
     from gt.distributed.mappers import from_torch as from_torch
     from gt.distributed.mappers import to_torch as to_torch
     from gt.launch.auto_shard import auto_shard as auto_shard
@@ -157,8 +157,7 @@ _NAMES: dict[str, str] = {
     "gt.client.recovery": "recover",
     "gt.client.tensor": "Tensor",
     "gt.debug": "explain visualize_sharding",
-    "gt.distributed.dtensor": "to_dtensor torch_placements",
-    "gt.distributed.interchange": "from_dtensor from_shards",
+    "gt.distributed.interchange": "from_dtensor from_shards to_dtensor torch_placements",
     "gt.distributed.mappers": "from_torch to_torch",
     "gt.core.errors": (
         "CompileError GTError LayoutError LimitError NonFiniteError OpError PublishError ReadOnlyError RecoveryError "

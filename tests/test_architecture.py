@@ -61,8 +61,8 @@ COMMANDS = ["gt/sharding/coverage.py"]  # run by a person to compare the rules w
 # Decisions are made without sockets, clocks or threads; acting is the business of the servers.
 PURE = (
     "core", "sharding",
-    "signals/backward_signals.py", "signals/checks.py", "signals/config.py", "signals/document.py", "signals/parser.py",
-    "signals/policy.py", "signals/resolution.py", "signals/schema.py",
+    "signals/checks.py", "signals/config.py", "signals/document.py", "signals/parser.py", "signals/policy.py",
+    "signals/resolution.py", "signals/schema.py",
     "dispatcher/reports.py", "dispatcher/dispatcher.py", "dispatcher/instruction_errors.py", "dispatcher/fair_queue.py",
     "dispatcher/gradient_buckets.py",
     "dispatcher/group_store.py", "dispatcher/instructions.py", "dispatcher/membership.py",
@@ -71,7 +71,7 @@ PURE = (
     "core/message_fields.py", "dispatcher/plan_cache.py", "dispatcher/planner.py", "dispatcher/rejection.py",
     "dispatcher/state_records.py",
     "dispatcher/redistribution.py", "dispatcher/reports.py", "dispatcher/requests.py", "dispatcher/state.py",
-    "dispatcher/state_records.py", "dispatcher/tensor_losses.py", "dispatcher/tensor_reads.py",
+    "dispatcher/state_records.py", "dispatcher/tensor_losses.py",
     "dispatcher/tensor_records.py", "dispatcher/tensor_tables.py", "dispatcher/state_records.py",
     "dispatcher/transactions.py", "dispatcher/undo_log.py",
     "worker/executor.py", "worker/op_runner.py", "worker/bound_op_programs.py", "worker/moves.py",
@@ -292,7 +292,7 @@ def loaded_by(statement):
         ("gt.sharding.lowering", "torch"),
         ("gt.signals.registry", "torch numpy"),
         ("gt.signals.__main__", "torch"),
-        ("gt.monitor.instruction_log", "torch numpy"),
+        ("gt.monitor.log_rows", "torch numpy"),
         ("gt.scripts.trace", "torch matplotlib"),
         ("gt.scripts.visualize", "torch matplotlib"),
         ("gt.wire.socket_channel", "torch numpy"),

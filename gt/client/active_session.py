@@ -6,10 +6,9 @@ import os
 import threading
 from collections.abc import Callable
 
-from gt.client.geometry import forget_geometries
 from gt.client.scope_stack import note_use, push
 from gt.client.session import Session
-from gt.client.storage import ROOT
+from gt.client.storage import ROOT, forget_geometries
 from gt.client.torch_patches.avoided_imports import import_shape_functions
 from gt.lazy_launch import load_launcher
 

@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
-from gt.client.geometry import Geometry, geometry_from_meta
 from gt.client.interrupts import require_outside
-from gt.client.storage import CONJUGATE, NEGATE, Storage, TensorRef, reinterpreted, view_of
+from gt.client.storage import (
+    CONJUGATE,
+    NEGATE,
+    Geometry,
+    Storage,
+    TensorRef,
+    geometry_from_meta,
+    reinterpreted,
+    view_of,
+)
 from gt.client.torch_patches.dispatch import tree_leaves
 from gt.client.torch_patches.tensors import make_handle, set_conjugated, set_metadata, set_negated
 from gt.core.messages import Queried, QueryOp, RunOp

@@ -27,7 +27,6 @@ from gt.client.cached_calls import (
 from gt.client.call_log import BY_GT, BY_RULE, BY_TORCH, BY_WORKER
 from gt.client.call_template import LIST_KINDS, CallTemplate
 from gt.client.factory_mode import FactoryMode
-from gt.client.geometry import Geometry, geometry_of, intern_geometry
 from gt.client.kernel_checks import MayBeRefused, check_arguments, check_overlaps
 from gt.client.kernel_strides import run_shape_function
 from gt.client.op_schema import ArgumentKind, OpSchema
@@ -35,7 +34,17 @@ from gt.client.resizing import ResizingCall
 from gt.client.rule_inference import InferredResults, RuledCall
 from gt.client.session import Session
 from gt.client.shape_function_overrides import SHAPE_FUNCTIONS
-from gt.client.storage import CONJUGATE, NEGATE, TensorRef, is_lazy, reinterpreted, storage_elements
+from gt.client.storage import (
+    CONJUGATE,
+    NEGATE,
+    Geometry,
+    TensorRef,
+    geometry_of,
+    intern_geometry,
+    is_lazy,
+    reinterpreted,
+    storage_elements,
+)
 from gt.client.torch_patches.avoided_imports import keep_dynamo_out
 from gt.client.torch_patches.dispatch import has_kernel, schema_of, tree_flatten, tree_unflatten, unintercepted
 from gt.client.torch_patches.tensors import negative_view

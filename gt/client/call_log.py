@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gt.client.cached_calls import CachedCall, MultiResultCall, SingleResultCall, ViewCall, WriteCall
 from gt.client.call_sites import Sites
-from gt.client.geometry import Geometry
-from gt.client.storage import TensorRef
+from gt.client.storage import Geometry, TensorRef
 from gt.core.messages import CreateTensor, DefineProgram, Instruction, RunOp, RunProgram
-from gt.core.readable_units import count, print_bytes, print_tensors, short_op
 from gt.core.signatures import Signature
-from gt.core.tables import CALLS, Column, LogTable
+from gt.core.tables import CALLS, Column, LogTable, count, print_bytes, print_tensors, short_op
 
 COLUMNS = (
     Column("what", 7),

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from gt.client.geometry import Geometry, dtype_name
 from gt.client.op_schema import ArgumentKind, OpSchema
-from gt.client.storage import TensorRef
+from gt.client.storage import Geometry, TensorRef, dtype_name
 from gt.core.signatures import (
     Arg,
     Complex,

@@ -12,15 +12,15 @@ from torch.overrides import TorchFunctionMode
 
 from gt.client.creation_docstrings import docstring_of
 from gt.client.factory_mode import FactoryMode
-from gt.client.geometry import TORCH_DTYPES, dtype_name
-from gt.client.host_data import tensor_of
 from gt.client.layouts import current_mesh, require_workers
 from gt.client.model_layout import apply_model_config, layouts_of_plain
 from gt.client.module_moving import move_module
 from gt.client.registration_hooks import keep_on_gt, move_assigned_tensors, watch_modules
 from gt.client.safetensors_hooks import LoadOneByOne
+from gt.client.storage import TORCH_DTYPES, dtype_name
 from gt.client.tensor import Tensor, to_gt, to_host
 from gt.client.torch_patches.dispatch import disable_current_modes, tree_map_only
+from gt.client.transfers import tensor_of
 from gt.core.errors import LayoutError, nearest
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.tracebacks import ends_on_users_line

@@ -13,7 +13,7 @@ from gt.client.call_sites import Site
 from gt.client.torch_patches.dispatch import OpOverload, schema_of
 from gt.core.errors import OP_NOT_ALLOWED, LimitError, OpError, SessionError
 from gt.core.messages import Failure, Gathered, Left, Lost, LostLine, NotCompiled
-from gt.core.readable_units import print_bytes
+from gt.core.tables import print_bytes
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor")
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from gt.client.geometry import Geometry
 from gt.client.op_schema import OpSchema
-from gt.client.storage import TensorRef
+from gt.client.storage import Geometry, TensorRef
 from gt.client.torch_patches.dispatch import disable_current_modes, packet_name, schema_of, tree_leaves, tree_map
 from gt.core.meta import is_dense, memory_span
 

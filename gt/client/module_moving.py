@@ -16,7 +16,7 @@ from gt.client.parameter_layouts import follow_parameters
 from gt.client.tensor import Handle, Tensor, as_object, of_class, to_gt
 from gt.client.torch_patches.autograd_nodes import gradient_hook_tables, refuse_backward, set_gradient_hook_tables
 from gt.client.torch_patches.nn_modules import mark_parameter, own_buffers, own_parameters, patch_lazy_construction
-from gt.core.readable_units import print_bytes
+from gt.core.tables import print_bytes
 from gt.sharding.spec import ShardingSpec
 from gt.wire.long_waits import LongWait
 

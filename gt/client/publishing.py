@@ -12,12 +12,11 @@ import torch
 
 from gt.client import active_session
 from gt.client.cached_calls import wrap
-from gt.client.geometry import geometry_from_meta
 from gt.client.inbox import NOTICE_SECONDS
 from gt.client.interrupts import require_outside
 from gt.client.session import Session
 from gt.client.session_reads import fetch, read_versions
-from gt.client.storage import Storage
+from gt.client.storage import Storage, geometry_from_meta
 from gt.client.tensor import Handle, Tensor, to_gt
 from gt.core.errors import PublishError, SettingsError
 from gt.core.messages import NotPublished, PublishTensor, Subscribed, SubscribeTensor, UnpublishTensor

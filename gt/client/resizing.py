@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gt.client.cached_calls import HandleType, rebind, wrap
-from gt.client.geometry import Geometry, intern_geometry
 from gt.client.op_schema import OpSchema
-from gt.client.storage import Storage, TensorRef, restrided, storage_elements, strided_view
+from gt.client.storage import Geometry, Storage, TensorRef, intern_geometry, restrided, storage_elements, strided_view
 from gt.client.torch_patches.dispatch import tree_leaves
 
 if TYPE_CHECKING:

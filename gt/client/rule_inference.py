@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from gt.client.geometry import Geometry, intern_geometry
 from gt.client.op_schema import OpSchema
 from gt.client.shape_rules import rule_of
 from gt.client.shape_rules.shape_rule import Results, ShapeRule, Strided
-from gt.client.storage import TensorRef, ViewPath, is_lazy
+from gt.client.storage import Geometry, TensorRef, ViewPath, intern_geometry, is_lazy
 from gt.client.torch_patches.dispatch import schema_of
 
 MAX_FAMILIES = 1 << 14

@@ -17,8 +17,6 @@ from gt.client.call_log import open_call_log
 from gt.client.call_sites import Site, Sites
 from gt.client.error_text import describe_failure, describe_unread
 from gt.client.flow_control import FlowControl
-from gt.client.geometry import Geometry, geometry_of, intern_geometry
-from gt.client.host_data import payload, strided
 from gt.client.inbox import Inbox
 from gt.client.interrupts import require_outside
 from gt.client.outbox import Outbox
@@ -27,10 +25,10 @@ from gt.client.recordings import CommandRecordings, TrafficRecordings
 from gt.client.rule_inference import RuleInference
 from gt.client.scope_resolver import ScopeResolver
 from gt.client.scope_stack import in_use
-from gt.client.storage import ROOT, Storage, TensorRef
+from gt.client.storage import ROOT, Geometry, Storage, TensorRef, geometry_of, intern_geometry
 from gt.client.torch_patches.dispatch import unintercepted
 from gt.client.torch_strides import strides_without_gaps
-from gt.client.transfers import MAX_BYTES, UploadCache, write_parts
+from gt.client.transfers import MAX_BYTES, UploadCache, payload, strided, write_parts
 from gt.core.errors import GTError, LimitError, OpError, SessionError
 from gt.core.ids import FIRST_QUERY_ID, MAX_RESULTS, SESSION_SHIFT
 from gt.core.message_events import Captures
@@ -60,9 +58,9 @@ from gt.core.messages import (
 )
 from gt.core.program import Program
 from gt.core.progress import ProgressDisplay
-from gt.core.readable_units import print_bytes
 from gt.core.settings import DEFAULT_HOT_PATH, HotPathSettings
 from gt.core.signatures import Input, Signature, as_name, as_text
+from gt.core.tables import print_bytes
 from gt.sharding.held_parts import distinct_parts
 from gt.sharding.spec import ShardingSpec
 from gt.wire.client_channel import ClientChannel, Received, Upload, UploadWriter, as_buffer

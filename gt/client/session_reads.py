@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from gt.client.geometry import intern_geometry
-from gt.client.host_data import tensor_of_bytes
 from gt.client.interrupts import CriticalSection
 from gt.client.session import Session
-from gt.client.storage import Storage, TensorRef
+from gt.client.storage import Storage, TensorRef, intern_geometry
 from gt.client.torch_patches.dispatch import unintercepted
-from gt.client.transfers import assemble
+from gt.client.transfers import assemble, tensor_of_bytes
 from gt.core.messages import (
     CURRENT,
     ByteRange,
@@ -36,7 +34,7 @@ from gt.core.messages import (
     WorkersRead,
 )
 from gt.core.meta import contiguous_strides
-from gt.core.readable_units import print_bytes
+from gt.core.tables import print_bytes
 from gt.sharding.spec import ShardingSpec, compute_local_shape, spec_of
 from gt.wire.client_channel import Received
 from gt.wire.codec import Buffer

@@ -11,11 +11,21 @@ import torch
 from gt.client import active_session
 from gt.client.cached_calls import HandleType, rebind, wrap, wrap_view
 from gt.client.call_template import to_wire
-from gt.client.geometry import Geometry, geometry_of, intern_geometry
 from gt.client.op_schema import OpSchema
 from gt.client.resizing import allocate, resize_handle
 from gt.client.session_reads import fetch
-from gt.client.storage import Storage, StorageView, TensorRef, restrided, storage_elements, strided_view, view_of
+from gt.client.storage import (
+    Geometry,
+    Storage,
+    StorageView,
+    TensorRef,
+    geometry_of,
+    intern_geometry,
+    restrided,
+    storage_elements,
+    strided_view,
+    view_of,
+)
 from gt.client.torch_patches.autograd_nodes import accumulated_parameter, current_node
 from gt.client.torch_patches.dispatch import (
     OpOverload,

@@ -18,7 +18,6 @@ import torch
 from gt.client import active_session
 from gt.client.cached_calls import HandleType, rebind, wrap, wrap_view
 from gt.client.error_text import refuse_other_processes, require_strided, require_values
-from gt.client.host_data import from_array, torch_call
 from gt.client.layouts import (
     LocalShard,
     Topology,
@@ -43,6 +42,7 @@ from gt.client.torch_patches.dispatch import OpOverload, is_transformed, tree_ma
 from gt.client.torch_patches.nn_modules import patch_module_cpu
 from gt.client.torch_patches.optimizer_defaults import patch_optimizer_defaults
 from gt.client.torch_patches.tensors import no_torch_function, patch_data_property, patch_swapping, swap_tensors
+from gt.client.transfers import from_array, torch_call
 from gt.core.errors import GTError, LayoutError
 from gt.core.meta import is_dense
 from gt.core.tables import html_text

@@ -21,7 +21,8 @@ from gt.client.tensor import Tensor
 from gt.core.errors import GTError, nearest
 from gt.core.message_events import ProgramWaited, WorkerRan
 from gt.core.messages import MAX_RECORDED
-from gt.core.readable_units import print_bytes
+from gt.core.tables import print_bytes
+from gt.monitor.chrome_trace import describe_gaps
 from gt.monitor.line_table import (
     ORDERS,
     LineSummary,
@@ -32,7 +33,6 @@ from gt.monitor.line_table import (
     as_text,
     line_table,
 )
-from gt.monitor.trace_files import describe_gaps
 
 SHOWN_NAMES = 4
 

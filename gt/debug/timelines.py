@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gt.client import active_session
 from gt.client.session import Session
+from gt.core.message_events import TimelineEvent, Transfer
 from gt.core.messages import MAX_RECORDED, Ran
-from gt.core.timeline import TimelineEvent, Transfer
 
 
 class Timeline:

@@ -10,8 +10,8 @@ from gt.client import active_session
 from gt.client.session import Session
 from gt.core.errors import SessionError, SettingsError
 from gt.core.message_events import Captured
-from gt.monitor.records import records_of
-from gt.monitor.trace_files import describe_gaps, require_writable, write_trace
+from gt.monitor.activity import records_of
+from gt.monitor.chrome_trace import describe_gaps, require_writable, write_trace
 
 log = logging.getLogger("gt.debug")
 WORKER_SECONDS = 60.0  # wait of the end of a trace for busy workers

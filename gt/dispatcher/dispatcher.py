@@ -8,7 +8,6 @@ from itertools import chain
 
 from gt.core.errors import RefusalKind
 from gt.core.ids import ALL_SESSIONS, session_of
-from gt.core.limits import Limits
 from gt.core.message_events import Observer
 from gt.core.message_fields import PAYLOAD_RECORDS, owner_of
 from gt.core.messages import (
@@ -27,6 +26,7 @@ from gt.core.messages import (
     WorkerInfo,
     WorkerReportProgress,
 )
+from gt.core.settings import Limits
 from gt.dispatcher.fair_queue import FairQueue, Mark
 from gt.dispatcher.gradient_buckets import GradientBuckets
 from gt.dispatcher.group_store import GroupStore

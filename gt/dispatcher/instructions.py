@@ -64,11 +64,10 @@ from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.programs import Programs, RunPart
 from gt.dispatcher.publications import Publications
 from gt.dispatcher.redistribution import Redistributor
-from gt.dispatcher.requests import Requests
+from gt.dispatcher.requests import Requests, TensorReads
 from gt.dispatcher.state import State
 from gt.dispatcher.state_records import Reply, ScopeRecord, SessionRecord, WorkerRecord
 from gt.dispatcher.step_coordinator import StepCoordinator
-from gt.dispatcher.tensor_reads import TensorReads
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.sharding.boxes import box_shape
 from gt.sharding.held_parts import distinct_parts

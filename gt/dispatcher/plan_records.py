@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gt.core.meta import TensorMeta
-from gt.core.readable_units import count, print_bytes, short_op
 from gt.core.signatures import Signature
-from gt.core.tables import INDENT, PLANS, Column, LogTable, align, print_row
+from gt.core.tables import INDENT, PLANS, Column, LogTable, align, count, print_bytes, print_row, short_op
 from gt.dispatcher.planner import Plan, TensorMove, moves_in
 from gt.sharding.considered_strategies import ConsideredCall, NotedCall, consider, print_layouts
 from gt.sharding.spec import ShardingSpec

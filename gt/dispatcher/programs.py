@@ -21,14 +21,18 @@ from gt.dispatcher.message_queue import MessageQueue, ToWorkers
 from gt.dispatcher.op_definitions import CachedPlan, InputLayout, plan_key
 from gt.dispatcher.plan_cache import PlanCache
 from gt.dispatcher.plan_records import PlanObserver, SplitRecord
-from gt.dispatcher.program_parts import PlannedOp, PlannedStep, find_parts, make_part, variant_of
-from gt.dispatcher.program_records import (
+from gt.dispatcher.program_parts import (
     Layouts,
     PartVariant,
+    PlannedOp,
+    PlannedStep,
     ProgramPart,
     ProgramRecord,
     ProgramSplit,
     SplitVariant,
+    find_parts,
+    make_part,
+    variant_of,
 )
 from gt.dispatcher.session_limits import fits
 from gt.dispatcher.state import MAX_PLANS, State

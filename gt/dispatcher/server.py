@@ -10,7 +10,6 @@ from concurrent.futures import Future
 
 from gt.core.errors import OP_NOT_ALLOWED, ProtocolError, RefusalKind
 from gt.core.ids import session_of
-from gt.core.limits import Limits
 from gt.core.message_events import Observer
 from gt.core.message_fields import PAYLOAD_RECORDS
 from gt.core.messages import (
@@ -28,6 +27,7 @@ from gt.core.messages import (
     WorkerShutdown,
 )
 from gt.core.program_view import ProgramStatus
+from gt.core.settings import Limits
 from gt.dispatcher.client_messages import ClientMessages
 from gt.dispatcher.delivery import Deliver, Delivery
 from gt.dispatcher.departures import MAX_MALFORMED, Departures, PendingConnections

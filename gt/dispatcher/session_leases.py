@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gt.core.errors import ProtocolError
 from gt.core.ids import session_of
 from gt.core.messages import Resume
-from gt.core.readable_units import print_bytes
+from gt.core.tables import print_bytes
 from gt.dispatcher.peers import Peer, PeerTable
 from gt.dispatcher.state import State
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from gt.core.ids import session_of
-from gt.core.readable_units import print_bytes
+from gt.core.tables import print_bytes
 from gt.dispatcher.instruction_errors import LimitExceeded
 from gt.dispatcher.tensor_records import TensorRecord
 from gt.dispatcher.tensor_tables import TensorTables

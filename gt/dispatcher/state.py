@@ -18,7 +18,7 @@ from gt.core.signatures import Signature
 from gt.dispatcher.instruction_errors import IdInUse, InvalidInstruction, NoWorkers, UnknownId
 from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpFacts, OpRecord, PlanKey, SubsetOp
 from gt.dispatcher.planner import TensorMove
-from gt.dispatcher.program_records import Layouts, ProgramRecord, ProgramSplit
+from gt.dispatcher.program_parts import Layouts, ProgramRecord, ProgramSplit
 from gt.dispatcher.state_records import (
     LOOPBACK,
     LOST_LONG_AGO,

@@ -26,7 +26,7 @@ from gt.core.meta import TensorMeta
 from gt.dispatcher.instruction_errors import Cause, UnknownId
 from gt.dispatcher.op_definitions import CachedPlan, MoveKey, OpFacts, OpRecord
 from gt.dispatcher.planner import TensorMove
-from gt.dispatcher.program_records import ProgramPart, ProgramRecord
+from gt.dispatcher.program_parts import ProgramPart, ProgramRecord
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.policy import Policy
 from gt.wire.codec import Buffer

@@ -44,7 +44,7 @@ from gt.sharding.calibration import Calibration, step_seconds
 from gt.sharding.hop_traffic import StepKind
 from gt.sharding.op_calls import OpCall
 from gt.sharding.optimizer.op_strategies import call_seconds
-from gt.sharding.optimizer.recorded_steps import ENTER, GRADIENT, INPUT, LEAVE, OUTPUT, ModuleMark, RecordedSteps
+from gt.sharding.optimizer.recorded_program import ENTER, GRADIENT, INPUT, LEAVE, OUTPUT, ModuleMark, RecordedSteps
 from gt.sharding.optimizer.step_timeline import StepTimeline
 from gt.sharding.reshard import may_overlap, plan_reshard
 from gt.sharding.rules import rule_of

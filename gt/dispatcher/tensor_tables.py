@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gt.core.ids import session_of, short_id
-from gt.core.limits import Limits
 from gt.core.messages import VersionSpan
 from gt.core.meta import TensorMeta
+from gt.core.settings import Limits
 from gt.dispatcher.instruction_errors import IdInUse, InvalidInstruction, NoValue, UnknownId
 from gt.dispatcher.tensor_records import GradientRecord, MissingValue, PreviousValue, SessionUse, TensorRecord
 from gt.dispatcher.undo_log import UndoLog

@@ -35,7 +35,7 @@ from gt.distributed.mappers import (
 from gt.distributed.matmul import matmul
 from gt.distributed.permutations import axis_index, ppermute
 from gt.distributed.plans import ProductPlan, explain
-from gt.distributed.virtual_grid import VirtualGrid
+from gt.distributed.product_grids import VirtualGrid
 from gt.sharding.placements import Partial, Replicate, Shard
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 

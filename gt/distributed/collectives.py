@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import torch.distributed
 
-from gt.client.host_data import tensor_of
 from gt.client.tensor import Tensor, to_gt
+from gt.client.transfers import tensor_of
 from gt.core.errors import LayoutError
 from gt.core.tracebacks import ends_on_users_line
 from gt.sharding.placements import require_mesh

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from gt.client.creation import distribute, dtype_of
-from gt.client.host_data import tensor_of
 from gt.client.tensor import Tensor
+from gt.client.transfers import tensor_of
 from gt.core.errors import LayoutError
 from gt.core.tracebacks import ends_on_users_line
 from gt.sharding.placements import Placement, Placements, Replicate, Shard, require_mesh

@@ -8,10 +8,9 @@ from typing import NamedTuple
 import torch
 
 from gt.client.creation import layout_of
-from gt.client.geometry import dtype_name
 from gt.client.layouts import current_mesh, require_workers
 from gt.client.session_reads import locate_copies
-from gt.client.storage import TensorRef
+from gt.client.storage import TensorRef, dtype_name
 from gt.client.tensor import Tensor, to_gt
 from gt.core.errors import LayoutError
 from gt.core.meta import TensorMeta, contiguous_strides

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from gt.core.errors import SettingsError, nearest
-from gt.core.limits import Limits, parse_limits
-from gt.core.settings import BACKENDS, MAX_WORKERS, MODES, Settings, read_settings
+from gt.core.settings import BACKENDS, MAX_WORKERS, MODES, Limits, Settings, parse_limits, read_settings
 
 
 def choose_settings(

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from gt.client.host_data import copy_bytes
 from gt.client.session import Session
 from gt.client.torch_patches.avoided_imports import import_shape_functions
+from gt.client.transfers import copy_bytes
 from gt.core.errors import SessionError, WorkerLost
 from gt.core.messages import Answer, Instruction, Welcome
 from gt.core.program_view import ProgramStatus
@@ -22,7 +22,7 @@ from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing
 from gt.dispatcher.server import Server
 from gt.launch.local_processes import LocalProcesses
-from gt.monitor.instruction_log import open_log
+from gt.monitor.log_rows import open_log
 from gt.monitor.progress import open_display
 from gt.wire import shared_memory
 from gt.wire.client_channel import CLOSED, Received, Upload

@@ -18,7 +18,7 @@ from gt.core.settings import CompileSettings, Settings
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import Outgoing, ToClient, ToWorkers
 from gt.dispatcher.status import DispatcherView
-from gt.monitor.instruction_log import open_log
+from gt.monitor.log_rows import open_log
 from gt.version import __version__
 from gt.wire.client_channel import CLOSED, Received, Upload, as_buffer
 from gt.wire.codec import Buffer

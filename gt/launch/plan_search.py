@@ -15,8 +15,7 @@ from gt.sharding.calibration import Calibration
 from gt.sharding.host_order import mesh_of_workers, order_workers
 from gt.sharding.optimizer.name_patterns import as_patterns
 from gt.sharding.optimizer.pairwise_model import Assignment
-from gt.sharding.optimizer.recorded_program import RecordedProgram
-from gt.sharding.optimizer.recorded_steps import INPUT, OUTPUT, RecordedSteps
+from gt.sharding.optimizer.recorded_program import INPUT, OUTPUT, RecordedProgram, RecordedSteps
 from gt.sharding.optimizer.simple_solver import FAST, SimpleSolver, Solution
 from gt.sharding.optimizer.strategy_graph import MergedModel, StrategyGraph, alike, build_graph
 from gt.sharding.spec import DeviceMesh, ShardingSpec

@@ -13,7 +13,6 @@ import msgspec
 
 from gt.client import active_session
 from gt.client.compilation import compiled_function
-from gt.client.host_data import copy_bytes
 from gt.client.interrupts import defer, is_inside
 from gt.client.issued_ops import SessionCaptures
 from gt.client.optimizer_step_hooks import register_step_hooks
@@ -21,10 +20,10 @@ from gt.client.session import FORKED, Session
 from gt.client.session_reads import read_workers
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.torch_compile import patch_compile
+from gt.client.transfers import copy_bytes
 from gt.core.errors import SessionError
-from gt.core.peer_lists import WorkerList
-from gt.core.readable_units import short_site
 from gt.core.settings import Settings, parse_address, read_settings
+from gt.core.tables import WorkerList, short_site
 from gt.core.tracebacks import ends_on_users_line
 from gt.debug.traces import Trace
 from gt.launch.arguments import check_count, check_hosts, choose_settings

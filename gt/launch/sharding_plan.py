@@ -19,7 +19,7 @@ from gt.client.parameter_layouts import lay_out_state
 from gt.client.step_recorder import StepObjects
 from gt.core.errors import SignalError, nearest
 from gt.core.output_files import open_text
-from gt.core.readable_units import print_bytes
+from gt.core.tables import print_bytes
 from gt.dispatcher.step_replay import ReplayedStep
 from gt.launch.plan_search import DATA_PARALLEL, FULLY_SHARDED, REFINED, SOLVER, Candidate, PlanSearch, check_mesh
 from gt.sharding.calibration import Calibration
@@ -27,8 +27,7 @@ from gt.sharding.constraints import Constraint, DimConstraint
 from gt.sharding.hierarchical_propagation import Propagation, run_hierarchical_propagation_pass
 from gt.sharding.optimizer.name_patterns import as_patterns, without_numbers
 from gt.sharding.optimizer.op_strategies import layouts_of
-from gt.sharding.optimizer.recorded_program import Boundary, RecordedProgram
-from gt.sharding.optimizer.recorded_steps import INPUT, OUTPUT, RecordedSteps
+from gt.sharding.optimizer.recorded_program import INPUT, OUTPUT, Boundary, RecordedProgram, RecordedSteps
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.config import AxesPerDim, Config, ModelConfig, OutputEntry, ParameterEntry
 from gt.signals.document import dims_text, model_text

@@ -7,16 +7,25 @@ line of a client to the op on a worker, and from the worker that sends to the wo
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
+
+from gt.core.errors import SettingsError
 from gt.core.ids import short_id
 from gt.core.message_events import BatchPlanned, OpIssued, WorkerRan, WorkerSampled
 from gt.core.messages import Ran
-from gt.monitor.records import MessageSeen, Record
-from gt.monitor.trace_log import MetExchange, met_exchanges
+from gt.core.output_files import make_parents, open_binary, open_text
+from gt.monitor.activity import MessageSeen, Record
+from gt.monitor.log_rows import FORMATS
+from gt.monitor.trace_log import MetExchange, met_exchanges, trace_rows
 
 Entry: TypeAlias = dict[str, Any]
 """One entry of a trace, as the format has it."""
@@ -273,3 +282,61 @@ def _process(process: int, name: str, place: int, threads: dict[int, str]) -> It
     for thread, label in threads.items():
         yield _metadata("thread_name", process, thread, {"name": label})
         yield _metadata("thread_sort_index", process, thread, {"sort_index": thread})
+
+
+LOG_SUFFIX = ".log"
+
+
+def write_trace(path: Path, records: Iterable[Record], dropped: int) -> None:
+    """Write a trace that Perfetto opens, or a log if the name of the file ends with `.log`. Raises SettingsError if the
+    file cannot be written."""
+    if path.suffix == LOG_SUFFIX:
+        data = print_log(records).encode()
+    else:
+        data = msgspec.json.encode(chrome_trace(records, dropped))
+    try:
+        make_parents(path)
+        _write(path, data)
+    except OSError as error:
+        raise SettingsError(f"the trace cannot be written to {path}: {error}") from None
+
+
+def require_writable(path: Path) -> None:
+    """Find out whether a trace can be written to a file, before anything is captured for it. Raises SettingsError."""
+    try:
+        make_parents(path)
+        if os.path.lexists(path):
+            open_text(path, "a").close()
+        else:
+            tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise SettingsError(f"the trace cannot be written to {path}: {error}") from None
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file, or none: on a full disk, and after Ctrl-C, no part of it stays, which no tool could read."""
+    try:
+        with open_binary(path) as file:
+            file.write(data)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if path.is_file() and not path.is_symlink():  # a device stays
+                path.unlink()
+        raise
+
+
+def print_log(records: Iterable[Record]) -> str:
+    """Records in the columns of the instruction log."""
+    text = FORMATS["text"]
+    return text.header + "".join(map(text.line, trace_rows(records)))
+
+
+def describe_gaps(dropped: int, missing: Sequence[int]) -> str:
+    """What a trace does not have; empty if it is complete."""
+    gaps = []
+    if dropped:
+        gaps.append(f"{dropped} records were over the limit and are not in it")
+    if missing:
+        workers = ", ".join(map(str, missing))
+        gaps.append(f"workers {workers} were busy, or stopped, and did not send their commands in time")
+    return "; ".join(gaps)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from gt.core.message_events import ProgramWaited, WorkerRan
 from gt.core.messages import Ran, Swapped
-from gt.core.readable_units import count, print_bytes, print_seconds, short_site
+from gt.core.tables import count, print_bytes, print_seconds, short_site
 from gt.sharding.spec_text import describe_whole
 
 SiteText: TypeAlias = Callable[[int], str]

@@ -16,7 +16,7 @@ import msgspec
 
 from gt.core.errors import ProtocolError
 from gt.core.program_view import ProgramStatus
-from gt.monitor.records import Record
+from gt.monitor.activity import Record
 
 MAX_REQUEST = 1 << 12  # bytes
 MAX_ANSWER = 1 << 28

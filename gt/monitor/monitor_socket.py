@@ -18,6 +18,7 @@ from itertools import islice
 from gt.core.errors import GTError
 from gt.core.message_events import Captures
 from gt.core.program_view import ProgramStatus
+from gt.monitor.activity import Record, records_of
 from gt.monitor.monitor_protocol import (
     RECORDS_AT_ONCE,
     Refusal,
@@ -30,7 +31,6 @@ from gt.monitor.monitor_protocol import (
     require_same_user,
     send_record,
 )
-from gt.monitor.records import Record, records_of
 from gt.wire.private_files import make_private, monitor_directory, remove_socket
 
 log = logging.getLogger("gt.monitor")

@@ -14,7 +14,7 @@ from rich.text import Text
 from gt.core.environment import load_extra
 from gt.core.errors import SettingsError
 from gt.core.output_files import open_binary, open_text
-from gt.core.readable_units import print_bytes
+from gt.core.tables import print_bytes
 from gt.sharding.held_parts import COLUMNS, HeldPart, parts_html
 
 _SIDE, _MARGIN, _TEXT = 420, 40, 13  # pixels of a drawing

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple, TypeAlias
 
-from gt.core.timeline import TimelineEvent
+from gt.core.message_events import TimelineEvent
 
 Cost: TypeAlias = Callable[[TimelineEvent], float]
 """Nanoseconds that a command works, without its waiting."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from gt.core.readable_units import count, print_bytes, print_seconds, short_site
+from gt.core.tables import count, print_bytes, print_seconds, short_site
 from gt.monitor.timeline_model import TRANSFER, Exchanged, Timeline, Work
 from gt.sharding.op_kinds import CONTRACTION, CREATION_OP, MOVEMENT, OPTIMIZER, OTHER, POINTWISE_OP, REDUCTION_OP
 

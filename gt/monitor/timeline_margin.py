@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from gt.core.readable_units import count, print_bytes, print_seconds, short_site
+from gt.core.tables import count, print_bytes, print_seconds, short_site
 from gt.monitor.timeline_lanes import (
     COLORS,
     MEANINGS,

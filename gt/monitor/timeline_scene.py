@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from gt.core.readable_units import count, print_bytes, print_seconds, short_site, ticks
+from gt.core.tables import count, print_bytes, print_seconds, short_site, ticks
 from gt.monitor.timeline_lanes import (
     COLORS,
     EXCHANGE,

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gt.core.readable_units import print_bytes, short_site
+from gt.core.tables import print_bytes, short_site
 from gt.monitor.activity import Activity, WorkerActivity, local_time
 
 SORT_KEYS: dict[str, tuple[str, Callable[[WorkerActivity], Any]]] = {

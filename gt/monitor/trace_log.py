@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from gt.core.message_events import WorkerRan
 from gt.core.messages import Swapped
+from gt.monitor.activity import MessageSeen, Record
 from gt.monitor.log_rows import LogRow, print_ids, printable, row_of
-from gt.monitor.records import MessageSeen, Record
 
 
 class MetExchange(NamedTuple):

@@ -26,8 +26,8 @@ from rich.table import Table
 import gt
 from gt.core.environment import usable_cpus
 from gt.core.errors import GTError
-from gt.core.readable_units import print_bytes
 from gt.core.settings import read_settings
+from gt.core.tables import print_bytes
 from gt.monitor.attachment import running_programs
 from gt.scripts.command_line import run_tool
 from gt.version import __version__

@@ -11,9 +11,9 @@ import msgspec
 from gt.core.errors import ProtocolError, ServerLost
 from gt.core.ids import SESSION_SHIFT
 from gt.core.messages import EndSession, Goodbye, ReadSessions, Refused, Rejected, SessionsRead
-from gt.core.peer_lists import SessionList
 from gt.core.settings import Settings, parse_address, read_settings
 from gt.core.signatures import as_text
+from gt.core.tables import SessionList
 from gt.scripts.command_line import run_tool
 from gt.wire.server_keys import keys_directory
 from gt.wire.socket_channel import SocketChannel

@@ -18,11 +18,11 @@ from pathlib import Path
 from gt.core.errors import SettingsError
 from gt.core.message_events import WorkerRan
 from gt.core.output_files import make_parents
+from gt.monitor.activity import Record
 from gt.monitor.attachment import RunningProgram, attached, find_program
+from gt.monitor.chrome_trace import LOG_SUFFIX, describe_gaps, write_trace
 from gt.monitor.monitor_protocol import TraceAnswer, TraceRequest
 from gt.monitor.monitor_socket import MAX_LIMIT, MAX_SECONDS
-from gt.monitor.records import Record
-from gt.monitor.trace_files import LOG_SUFFIX, describe_gaps, write_trace
 from gt.scripts.command_line import positive_number, run_tool
 
 PATIENCE = 40.0  # seconds, after those of the capture: the program waits 20 for its workers

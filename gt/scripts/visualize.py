@@ -12,9 +12,8 @@ from pathlib import Path
 
 from gt.core.errors import SettingsError
 from gt.core.output_files import make_parents, open_text
-from gt.monitor.timeline_html import print_html
 from gt.monitor.timeline_model import read_timeline
-from gt.monitor.timeline_picture import UNITS, save_picture
+from gt.monitor.timeline_picture import UNITS, print_html, save_picture
 from gt.monitor.timeline_scene import draw_scene
 from gt.scripts.command_line import positive_number, run_tool
 

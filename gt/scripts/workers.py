@@ -11,8 +11,8 @@ import msgspec
 from gt.core.errors import ProtocolError, ServerLost
 from gt.core.ids import SESSION_SHIFT
 from gt.core.messages import Goodbye, ReadWorkers, Refused, Rejected, WorkersRead
-from gt.core.peer_lists import WorkerList
 from gt.core.settings import Settings, parse_address, read_settings
+from gt.core.tables import WorkerList
 from gt.scripts.command_line import run_tool
 from gt.wire.server_keys import keys_directory
 from gt.wire.socket_channel import SocketChannel

@@ -20,13 +20,12 @@ import zmq
 
 from gt.core.command_options import listening_port, option
 from gt.core.errors import GTError, SettingsError
-from gt.core.limits import parse_limits
 from gt.core.output_files import open_text
-from gt.core.settings import Settings, check_host, parse_lease, read_settings
+from gt.core.settings import Settings, check_host, parse_lease, parse_limits, read_settings
 from gt.dispatcher.captures import DispatcherCaptures
 from gt.dispatcher.handshakes import Greeting
 from gt.dispatcher.server import Server
-from gt.monitor.instruction_log import open_log
+from gt.monitor.log_rows import open_log
 from gt.monitor.monitor_socket import MonitorSocket
 from gt.server.health import HealthEndpoint
 from gt.server.listening import Listening, choose_listening

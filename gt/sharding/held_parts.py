@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gt.core.readable_units import print_bytes
-from gt.core.tables import html_table
+from gt.core.tables import html_table, print_bytes
 from gt.sharding.boxes import Box, Shape, box_elements
 from gt.sharding.hop_traffic import shard_indices, worker_boxes
 from gt.sharding.spec import ShardingSpec, local_box

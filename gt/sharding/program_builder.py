@@ -26,7 +26,6 @@ from gt.core.signatures import (
 from gt.sharding.considered_strategies import NotedCall
 from gt.sharding.constraints import Target
 from gt.sharding.cost import reshard_bytes
-from gt.sharding.dead_steps import drop_unused, registers_read
 from gt.sharding.lowering import NoRule, infer_output_sharding
 from gt.sharding.op_calls import Expansion, OpCall, has_scalars, inputs_in, with_inputs
 from gt.sharding.rules import entry_of
@@ -36,6 +35,42 @@ from gt.sharding.schedules import Algorithm
 from gt.sharding.spec import DeviceMesh, ShardingSpec, whole
 from gt.sharding.strategies import OpOperand, OpStrategy
 from gt.sharding.strategy_choice import Choice, moved_bytes
+
+
+def drop_unused(steps: Sequence[OpProgramStep], gives: Sequence[int]) -> list[OpProgramStep]:
+    """The steps that write to a tensor, or whose results are used: by another step or as a result of the program."""
+    if any(isinstance(step, WriteBack) for step in steps):
+        return list(steps)  # a WriteBack names steps by number, so none may be dropped
+    used = set(gives)
+    kept: list[OpProgramStep] = []
+    for step in reversed(steps):
+        if _has_side_effect(step) or used.intersection(registers_given(step)):
+            used.update(registers_read(step))
+            kept.append(step)
+    return kept[::-1]
+
+
+def registers_read(step: OpProgramStep) -> tuple[int, ...]:
+    if isinstance(step, Move):
+        return (step.input,)
+    if isinstance(step, WriteBack):
+        return (step.base, step.view)
+    if isinstance(step, Refuse):
+        return ()
+    return (*step.inputs, *(register for register in getattr(step, "into", ()) if register >= 0))
+
+
+def registers_given(step: OpProgramStep) -> tuple[int, ...]:
+    if isinstance(step, WriteBack):
+        return ()
+    return (step.output,) if isinstance(step, Move) else step.outputs
+
+
+def _has_side_effect(step: OpProgramStep) -> bool:
+    """Whether a step overwrites a tensor that existed before."""
+    if isinstance(step, Whole):
+        return bool(step.signature.writes)
+    return isinstance(step, Compute) and any(register >= 0 for register in step.into)
 
 
 class Register(NamedTuple):

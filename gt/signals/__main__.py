@@ -17,12 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gt.core.errors import SignalError
-from gt.signals.backward_signals import backward_chain, unknown_backward
 from gt.signals.checks import ALL, NOT_CUT, REST, misspelt_of, show_mesh
 from gt.signals.config import AxesPerDim, Config, ModelConfig, ShardConfig, SignalConfig, Workers
 from gt.signals.parser import read_config
 from gt.signals.registry import registry
-from gt.signals.resolution import resolve_mesh, sections_with_workers
+from gt.signals.resolution import backward_chain, resolve_mesh, sections_with_workers, unknown_backward
 from gt.signals.schema import SCHEMA
 
 _COPIES = {None: "", True: "dropped", False: "kept"}

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from gt.core.errors import SignalError, nearest
-from gt.signals.backward_signals import backward_cycles, cycle_text
 from gt.signals.checks import (
     EAGER_MEMORY,
     INPUTS,
@@ -33,6 +32,7 @@ from gt.signals.config import (
     normalise_dims,
 )
 from gt.signals.document import Document, LineProblem, Plain, parse_document
+from gt.signals.resolution import backward_cycles, cycle_text
 
 MAX_BYTES = 1 << 20
 SIGNAL_KEYS = ("shard", "replicate", "backward", "compile", "reshard_after_forward")

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from gt.core.errors import SignalError
 from gt.core.settings import read_settings
 from gt.core.tracebacks import ends_on_users_line
-from gt.signals.backward_signals import backward_chain, cycle_text, unknown_backward
 from gt.signals.checks import misspelt_of, name_problem, show
 from gt.signals.config import Config, SignalConfig, at
 from gt.signals.parser import parse_config, read_config
+from gt.signals.resolution import backward_chain, cycle_text, unknown_backward
 
 
 class Registry:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from gt.core.errors import SignalError
 from gt.core.signatures import PolicyRecord
 from gt.sharding.host_order import default_mesh, mesh_of_workers
 from gt.sharding.spec import DeviceMesh, DimSpec, ShardingSpec, mesh_of, whole
-from gt.signals.checks import ALL
+from gt.signals.checks import ALL, misspelt_of
 from gt.signals.config import REST, AxesPerDim, Config, ModelConfig, ShardConfig, Workers, at
 from gt.signals.policy import align_dims
 
@@ -122,3 +122,42 @@ def _split_at_rest(dims: AxesPerDim) -> tuple[tuple[DimSpec, ...], tuple[DimSpec
 
 def _axes(dims: AxesPerDim) -> tuple[DimSpec, ...]:
     return tuple([dim for dim in dims if not isinstance(dim, str)])
+
+
+def unknown_backward(backward: str, known: Iterable[str]) -> str:
+    """The warning of a backward signal that has no configuration."""
+    close = misspelt_of(backward, known)
+    hint = f"did you mean {close!r}?" if close else "register it to lay gradients out"
+    return f"backward names signal {backward!r}, which is not configured and changes nothing; {hint}"
+
+
+def cycle_text(cycle: Iterable[str]) -> str:
+    return f"backward goes in a circle: {' -> '.join(cycle)}; remove one of these backward entries"
+
+
+def backward_chain(name: str, following: Callable[[str], str | None]) -> tuple[str, ...]:
+    """A signal, its backward signal, and so on. The last one has no backward signal, or closes a cycle."""
+    chain = {name: None}
+    while after := following(name):
+        if after in chain:
+            return (*chain, after)
+        chain[after] = None
+        name = after
+    return tuple(chain)
+
+
+def backward_cycles(following: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Every cycle once, from the first of its signals in the mapping and back to it."""
+    cycles: list[tuple[str, ...]] = []
+    done: set[str] = set()
+    for start in following:
+        path: dict[str, None] = {}
+        name = start
+        while name and name not in done and name not in path:
+            path[name] = None
+            name = following.get(name, "")
+        if name in path:
+            members = list(path)
+            cycles.append((*members[members.index(name) :], name))
+        done.update(path)
+    return cycles

@@ -31,7 +31,7 @@ from gt.core.messages import (
     TensorRead,
     Uploaded,
 )
-from gt.core.readable_units import print_bytes
+from gt.core.tables import print_bytes
 from gt.wire import shared_memory
 from gt.wire.client_channel import Received, Upload, UploadWriter, as_buffer
 from gt.wire.codec import Buffer, Payload, join

@@ -11,8 +11,7 @@ import msgspec
 
 from gt.core.command_options import count, option, server_port
 from gt.core.errors import GTError, ServerLost, SettingsError
-from gt.core.limits import parse_bytes
-from gt.core.settings import BACKENDS, Settings, check_host, read_settings
+from gt.core.settings import BACKENDS, Settings, check_host, parse_bytes, read_settings
 from gt.wire.addresses import NotResolved, interface_address, is_loopback, resolve
 from gt.wire.lifeline import clear_up, end_with_parent
 from gt.wire.stderr_logging import configure_logging

@@ -16,8 +16,7 @@ from gt.core.messages import (
     WorkerCreateTensor,
     WorkerDefineProgram,
 )
-from gt.core.readable_units import count, print_bytes, print_tensors, short_op
-from gt.core.tables import COMMANDS, Column, LogTable
+from gt.core.tables import COMMANDS, Column, LogTable, count, print_bytes, print_tensors, short_op
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.failed_value import FailedValue
 from gt.worker.timeline_recorder import TIMELINE_NAMES, DescribeOps, TimedCommand

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from gt.core.errors import LimitError
 from gt.core.ids import session_of
-from gt.core.readable_units import print_bytes
+from gt.core.tables import print_bytes
 from gt.worker.engines.engine import Engine, Value
 from gt.worker.failed_value import FailedValue
 

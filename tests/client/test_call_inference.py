@@ -8,8 +8,8 @@ import gt
 from gt.client import active_session
 from gt.client.cached_calls import MultiResultCall, QueryCall, SingleResultCall, ViewCall, WriteCall
 from gt.client.call_inference import UnknownResult, infer_call, infer_result
-from gt.client.geometry import geometry_of
 from gt.client.op_schema import OpSchema
+from gt.client.storage import geometry_of
 from gt.core.errors import SessionError
 from gt.core.signatures import Input, Scalar
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import gt
 from gt.client import active_session
-from gt.client.geometry import geometry_of
+from gt.client.storage import geometry_of
 from gt.client.transfers import assemble, write_parts
 from gt.sharding.held_parts import distinct_parts, parts_to_read
 from gt.sharding.spec import DeviceMesh

@@ -11,8 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from gt.client.geometry import geometry_of
 from gt.client.shape_rules import RULES, rule_of
+from gt.client.storage import geometry_of
 from tests.conformance.formats import FORMATS, FormattedSide, applies_to, can_have, shrink
 from tests.conformance.opdb import ops_by_name
 from tests.conformance.sides import PlainSide

@@ -6,13 +6,13 @@ from collections import deque
 import pytest
 import torch
 
-from gt.client.geometry import geometry_of
 from gt.client.storage import (
     CONJUGATE,
     NEGATE,
     ROOT,
     Storage,
     collect_into,
+    geometry_of,
     is_collected_into,
     is_lazy,
     reinterpreted,

@@ -10,9 +10,8 @@ import torch
 
 import gt
 from gt.client import active_session, cached_calls
-from gt.client.geometry import geometry_of
 from gt.client.outbox import FREE_AT_ONCE
-from gt.client.storage import Storage
+from gt.client.storage import Storage, geometry_of
 from gt.core.messages import RunOp
 from tests.subprocesses import finish, start
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gt.core.limits import Limits, parse_bytes, parse_limits
+from gt.core.settings import Limits, parse_bytes, parse_limits
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_a_trace_that_does_not_fit_on_the_disk_leaves_no_part_of_it(tmp_path, em
             super().write(data[: len(data) // 2])
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gt.monitor.trace_files.open_binary", lambda path: FullDisk(path, "wb"))
+    monkeypatch.setattr("gt.monitor.chrome_trace.open_binary", lambda path: FullDisk(path, "wb"))
     with pytest.raises(gt.SettingsError, match="No space left"), gt.debug.trace(tmp_path / "run.json"):
         gt.ones(2).sum().item()
     assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,6 @@
 
 import pytest
 
-from gt.core.limits import Limits
 from gt.core.messages import (
     FetchTensor,
     FreeTensors,
@@ -18,6 +17,7 @@ from gt.core.messages import (
     WorkerShareTensor,
     WorkerUnshareTensor,
 )
+from gt.core.settings import Limits
 from gt.dispatcher import state
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.message_queue import ToWorkers

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gt.core.limits import Limits
 from gt.core.messages import BeginModule, Failed, FreeTensors, OpFailed, Queried, RunOp
+from gt.core.settings import Limits
 from gt.dispatcher.dispatcher import Dispatcher
 from tests.dispatcher.invariants import check_invariants
 from tests.dispatcher_harness import (

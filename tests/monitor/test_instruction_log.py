@@ -40,8 +40,7 @@ from gt.core.messages import (
     WorkerStats,
 )
 from gt.core.settings import LogSettings
-from gt.monitor.instruction_log import InstructionLog, open_log
-from gt.monitor.log_rows import COLUMNS, read_rows
+from gt.monitor.log_rows import COLUMNS, InstructionLog, open_log, read_rows
 from gt.sharding.spec import DeviceMesh
 from tests.dispatcher_harness import OP, OP2, REQUEST, REQUEST2, A, B, C, D, DispatcherHarness, create, over, query, run
 from tests.records import ADD, ANSWERS, COMMANDS, FAILURE, INSTRUCTIONS, NONZERO, REPORTS, SMALL, own, signature

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from gt.core.errors import SettingsError
+from gt.monitor.activity import MessageSeen
 from gt.monitor.log_rows import COLUMNS, FORMATS, LogRow, read_rows, row_of
-from gt.monitor.records import MessageSeen
 from tests.records import own
 
 SEEN = [

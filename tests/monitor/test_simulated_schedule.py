@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gt.core.timeline import TimelineEvent, Transfer
+from gt.core.message_events import TimelineEvent, Transfer
 from gt.monitor.simulated_schedule import schedule
 
 

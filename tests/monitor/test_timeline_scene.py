@@ -2,7 +2,7 @@
 
 import pytest
 
-from gt.core.readable_units import count, print_bytes, print_seconds, ticks
+from gt.core.tables import count, print_bytes, print_seconds, ticks
 from gt.monitor.timeline_lanes import COLORS, EXCHANGE, WAIT, Segment, describe_short
 from gt.monitor.timeline_model import read_timeline
 from gt.monitor.timeline_scene import ARROW, LEFT, RIGHT, draw_scene

@@ -5,8 +5,8 @@ import torch
 import gt
 from gt.core.message_events import WorkerRan
 from gt.core.messages import Ran, Swapped
+from gt.monitor.activity import MessageSeen
 from gt.monitor.log_rows import read_rows
-from gt.monitor.records import MessageSeen
 from gt.monitor.trace_log import trace_rows
 from tests.records import own
 

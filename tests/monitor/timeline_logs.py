@@ -2,8 +2,8 @@
 
 from gt.core.message_events import WorkerRan
 from gt.core.messages import Ran, Swapped
-from gt.monitor.records import MessageSeen
-from gt.monitor.trace_files import print_log
+from gt.monitor.activity import MessageSeen
+from gt.monitor.chrome_trace import print_log
 from tests.records import own
 
 MS = 1_000_000  # nanoseconds

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gt.core.messages import Hello
-from gt.core.peer_lists import SessionList
+from gt.core.tables import SessionList
 from gt.dispatcher.client_messages import SessionAdministration
 from gt.dispatcher.dispatcher import Dispatcher
 from gt.dispatcher.peers import Peer, PeerTable

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gt.client.geometry import DTYPE_NAMES, TORCH_DTYPES
+from gt.client.storage import DTYPE_NAMES, TORCH_DTYPES
 from gt.client.transfers import REDUCTIONS
 from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.signatures import Arg, DType, Input, ListArg, MemoryFormat, TorchLayout, WorkerDevice

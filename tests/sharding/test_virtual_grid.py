@@ -3,7 +3,7 @@
 import pytest
 
 from gt.core.errors import LayoutError
-from gt.distributed.virtual_grid import VirtualGrid
+from gt.distributed.product_grids import VirtualGrid
 from gt.sharding.spec import DeviceMesh
 
 

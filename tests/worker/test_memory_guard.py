@@ -6,7 +6,7 @@ import torch
 
 import gt
 from gt.core.errors import LimitError
-from gt.core.readable_units import print_bytes
+from gt.core.tables import print_bytes
 from gt.worker.engines import ENGINES, make_engine
 from gt.worker.engines.host_memory_size import available_memory, host_memory
 from gt.worker.failed_value import FailedValue

@@ -31,12 +31,11 @@ from gt.client.compilation.recorded_call import (
 from gt.client.compilation.replay_template import result_handle
 from gt.client.compilation.static_reads import is_instance
 from gt.client.compilation.traced_floats import TracedFloat
-from gt.client.host_data import payload
 from gt.client.storage import Storage, TensorRef
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.autograd_nodes import gradient_hooks
 from gt.client.torch_patches.dispatch import tree_flatten, tree_unflatten
-from gt.client.transfers import MAX_BYTES
+from gt.client.transfers import MAX_BYTES, payload
 
 _CONSTANTS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.Size, torch.device)
 MAX_HASHED_BYTES = 1 << 20

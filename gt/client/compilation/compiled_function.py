@@ -16,7 +16,7 @@ from gt.client.compilation.specialization import MAX_ATTEMPTS, Specialization
 from gt.client.compilation.specialization_table import MAX_SPECIALIZATIONS, SpecializationTable
 from gt.client.torch_patches.autograd_nodes import current_node
 from gt.client.torch_patches.dispatch import current_dispatch_modes
-from gt.core.readable_units import print_bytes
+from gt.core.tables import print_bytes
 from gt.core.tracebacks import ends_on_users_line
 from gt.signals.registry import registry
 

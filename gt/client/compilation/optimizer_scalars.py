@@ -21,12 +21,12 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from gt.client import active_session
-from gt.client.host_data import payload
 from gt.client.op_schema import ArgumentKind, OpSchema
 from gt.client.optimizer_step_hooks import OptimizerState, copy_of
 from gt.client.special_ops import SPECIAL
 from gt.client.torch_patches.dispatch import UntracedMode
 from gt.client.torch_patches.optimizer_defaults import bucket_sizes, share_memory, standing_for
+from gt.client.transfers import payload
 from gt.core.errors import GTError
 
 ScalarPlace: TypeAlias = tuple[int, int, int]

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gt.client.compilation.call_recorder import Recording
-from gt.client.geometry import Geometry
-from gt.client.storage import Storage, ViewPath
+from gt.client.storage import Geometry, Storage, ViewPath
 from gt.core.messages import (
     BeginModule,
     BeginStep,

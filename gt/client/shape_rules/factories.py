@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from gt.client.geometry import Geometry
 from gt.client.shape_rules.shape_rule import Results, ShapeRule, row_major, table
+from gt.client.storage import Geometry
 
 
 def _new_tensor(size: Sequence[int], *_: Any, memory_format: torch.memory_format | None = None, **__: Any) -> Results:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gt.client.geometry import Geometry
 from gt.client.shape_rules.shape_rule import Results, ShapeRule, are_row_major, has_shape, row_major, table
 from gt.client.shape_rules.views import slice_sizes
+from gt.client.storage import Geometry
 
 _MAX_DIMS = 3  # dims of joined tensors: with more dims the memory format may be ambiguous
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from gt.client.geometry import Geometry
 from gt.client.shape_rules.shape_rule import Results, ShapeRule, Strided, are_row_major, row_major, table
+from gt.client.storage import Geometry
 from gt.client.torch_strides import broadcast, iterated_strides
 from gt.core.meta import is_dense
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gt.client.geometry import Geometry
 from gt.client.shape_rules.shape_rule import Results, ShapeRule, Strided, row_major, table
+from gt.client.storage import Geometry
 from gt.client.torch_strides import broadcast
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gt.client.geometry import Geometry
 from gt.client.shape_rules.shape_rule import Results, ShapeRule, are_row_major, dims_of, has_shape, row_major, table
+from gt.client.storage import Geometry
 
 
 def _reduce_dims(tensor: Geometry, dims: Any = None, keepdim: bool = False, **_: Any) -> Results:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from gt.client.geometry import Geometry
+from gt.client.storage import Geometry
 from gt.client.torch_strides import Ints
 from gt.core.meta import contiguous_strides
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gt.client.geometry import Geometry
 from gt.client.shape_rules.shape_rule import Results, ShapeRule, Strided, are_row_major, dims_of, row_major, table
+from gt.client.storage import Geometry
 from gt.client.torch_strides import Ints
 from gt.core.meta import contiguous_strides
 

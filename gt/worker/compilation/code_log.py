@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gt.core.readable_units import short_op
-from gt.core.tables import CODE, Column, LogTable
+from gt.core.tables import CODE, Column, LogTable, short_op
 
 COLUMNS = (
     Column("what", 8),

@@ -9,7 +9,7 @@ import torch
 
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Signature
-from gt.worker.compilation.uncompiled_ops import reason_to_stay_eager
+from gt.worker.compilation.compilable_spans import reason_to_stay_eager
 from gt.worker.engines.torch_private import find_schema, find_tags, registered_ops
 
 SIDE = 24

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gt.client.call_template import to_wire
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Input, ListArg, Scalar, Signature
+from gt.worker.compilation.compile_server import TracedUnit, trace
 from gt.worker.compilation.compile_units import Compiled, CompileUnit, UnitCall
 from gt.worker.compilation.compiled_code import CompiledCode
 from gt.worker.compilation.dynamic_scalars import DYNAMIC_FORMS
-from gt.worker.compilation.tracing import TracedUnit, trace
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler (g++)")
 

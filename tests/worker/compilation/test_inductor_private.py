@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gt.worker.compilation.compile_server import trace
 from gt.worker.compilation.compiled_code import CompiledCode
 from gt.worker.compilation.inductor_private import compile_graph, fake_mode, find_vector_instructions, trace_function
-from gt.worker.compilation.tracing import trace
 from gt.worker.engines.torch_private import load_code
 from tests.worker.compilation.recorded_units import answer_of, needs_compiler, record, run_both
 

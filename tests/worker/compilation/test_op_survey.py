@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gt.worker.compilation.compile_server import UntraceableCall, trace
 from gt.worker.compilation.compiled_code import CompiledCode
 from gt.worker.compilation.inductor_private import compile_graph, find_vector_instructions
-from gt.worker.compilation.tracing import UntraceableCall, trace
 from gt.worker.engines.torch_private import load_code
 from tests.worker.compilation.op_survey import (
     FLOATS,

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from gt.core.signatures import Input, Signature
+from gt.worker.compilation.compile_server import UntraceableCall, trace
 from gt.worker.compilation.compile_units import CompileUnit, UnitCall
-from gt.worker.compilation.tracing import UntraceableCall, trace
 from tests.worker.compilation.recorded_units import code_of, copy, meta_of, record, run_both
 
 F = nn.functional

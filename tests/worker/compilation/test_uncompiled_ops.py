@@ -4,7 +4,7 @@ import pytest
 
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Input, Signature
-from gt.worker.compilation.uncompiled_ops import reason_to_stay_eager
+from gt.worker.compilation.compilable_spans import reason_to_stay_eager
 
 
 def reason(op: str, dtype: str = "float32", size: int = 4, random: bool = False) -> str | None:

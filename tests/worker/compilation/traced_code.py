@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from gt.worker.compilation import compiled_blocks, program_compiler
+from gt.worker.compilation.compile_server import TracedUnit, UntraceableCall, trace
 from gt.worker.compilation.compile_units import CompileAnswer, Compiled, CompileFailed, CompileUnit
 from gt.worker.compilation.server_connection import CompileServerConnection
-from gt.worker.compilation.tracing import TracedUnit, UntraceableCall, trace
 from gt.worker.engines.torch_private import Code
 
 
