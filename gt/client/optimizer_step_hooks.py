@@ -132,8 +132,9 @@ def note_step(session: Session, optimizer: Optimizer, begin: int, end: int, stat
 
 
 def optimizer_of_step(begin: int) -> Optimizer | None:
-    """The optimizer that began a step, among its last ones."""
-    for optimizer, history in list(_histories.items()):
+    """The optimizer that began a step, among its last ones. Ids begin anew in each session, so the newest optimizer is
+    asked first."""
+    for optimizer, history in reversed(list(_histories.items())):
         if any(step.begin == begin for step in history.steps):
             return optimizer
     return None

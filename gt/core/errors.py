@@ -9,7 +9,7 @@
     ├── PublishError         a published tensor that is not there, or not for this session
     ├── ReadOnlyError        a write to a tensor that another session has published
     ├── RecoveryError        values of an earlier moment of the program that cannot be recovered
-    ├── CompileError         a read or another effect inside a function of gt.compile; a backward outside of it
+    ├── CompileError         a read inside a function of gt.compile; a backward outside of it; a check that disagrees
     ├── NonFiniteError       an op made NaN or infinity inside `gt.debug.find_nan`
     ├── OpError              an op failed on a worker; also a RuntimeError, as torch's own would be
     │   └── LimitError       an op needs more than the session's limits, or the memory of a worker, allow
@@ -157,7 +157,8 @@ class RecoveryError(GTError, RuntimeError):
 
 
 class CompileError(GTError, RuntimeError):
-    """A read or another effect inside a function of `gt.compile`, or a backward outside of it.
+    """A read or another effect inside a function of `gt.compile`, a backward outside of it, or a check of its code that
+    found something else than was recorded.
 
     >>> @gt.compile
     ... def norm(x):

@@ -24,7 +24,7 @@ COMPILED, INDUCTOR = "compiled", "inductor"  # ends of a way
 COMPILATION_SECONDS = 200  # a limit
 STEPS_BETWEEN = 20  # code is compiled for ops that have run some times
 CHANGING_STEPS = 40
-RECORDED_CALLS = 6  # after which a function of gt.compile is skipped
+RECORDED_CALLS = 8  # after which a function of gt.compile is skipped up to its first regular check
 # The payload bytes of a collective over p workers, as a multiple of the whole tensor: see docs/strategies.md.
 RECEIVED: dict[str, Callable[[int], float]] = {
     "broadcast": lambda p: p - 1,

@@ -105,7 +105,7 @@ class ArgumentChanges:
             for original, moved in call.moved
             if not original.is_inference() and not moved.is_inference()
         ]
-        self._objects = [(name, ObjectState(value)) for name, value in call.objects]
+        self._objects = [(name, ObjectState(value)) for name, value in call.objects if value is not call.instance]
         self._properties = [
             *[TensorProperties(f"the argument {name_of.get(id(each), '')}", each) for each in call.tensors],
             *[TensorProperties(f"the plain argument {each.name}", each.original) for each in self._plain],

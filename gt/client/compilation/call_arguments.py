@@ -26,14 +26,17 @@ _BY_VALUE = (int, float, bool, str, bytes, type(None), torch.dtype)
 class CallArguments:
     """The arguments of one call, with plain tensors moved to GT. Calls with the same `key` may repeat the same
     recording if the state of the function is the same too. `original_args` and `original_kwargs` are
-    the caller's, `moved` the plain tensors among them and their copies on GT."""
+    the caller's, `moved` the plain tensors among them and their copies on GT; `instance` is that of a method."""
 
     __slots__ = (
-        "args", "floats", "key", "kwargs", "leaves", "moved", "objects", "original_args", "original_kwargs", "session",
-        "structure", "tensors",
+        "args", "floats", "instance", "key", "kwargs", "leaves", "moved", "objects", "original_args", "original_kwargs",
+        "session", "structure", "tensors",
     )  # fmt: skip
 
-    def __init__(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any], is_method: bool = False
+    ) -> None:  # fmt: skip
+        self.instance = args[0] if is_method and args else None
         leaves, structure = tree_flatten((args, kwargs))
         self.session = session
         self.objects: list[tuple[str, object]] = []

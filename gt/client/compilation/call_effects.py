@@ -48,12 +48,15 @@ class NotRepeatable(Exception):
 
 
 class CallTensors:
-    """The tensors that a call may use, as they are before it: the GT tensors among its arguments, then those of the
+    """The tensors that a call may use, as they are before it: the GT tensors among its `arguments`, then those of the
     function's state. `plain` are the plain tensors of this state; `counts` are the id()s of those that belong to
     optimizers. Holds ids of gradients and no gradients, so that a gradient that the call resets is freed."""
 
-    def __init__(self, tensors: Sequence[Tensor], plain: Sequence[torch.Tensor], counts: set[int]) -> None:
-        self.tensors = tensors
+    def __init__(
+        self, arguments: Sequence[Tensor], others: Sequence[Tensor], plain: Sequence[torch.Tensor], counts: set[int]
+    ) -> None:
+        self.tensors = tensors = [*arguments, *others]
+        self.arguments = len(arguments)
         self.plain = plain
         self.plain_versions = list(map(version_of, plain))
         self.plain_contents = list(map(content_of, plain))
@@ -65,10 +68,17 @@ class CallTensors:
         self.gradients = [gradient._ref.storage.id if gradient is not None else 0 for gradient in gradients]
         self.gradient_keys = [gradient._ref.key if gradient is not None else None for gradient in gradients]
 
+    def keep(self, positions: Sequence[int]) -> None:
+        """Forget all tensors but those at some positions, which come in this order."""
+        for name in ("tensors", "refs", "storage_ids", "versions", "gradients", "gradient_keys"):
+            values = getattr(self, name)
+            setattr(self, name, [values[position] for position in positions])
+
 
 class RecordedCallBuilder:
     """Makes a RecordedCall of a recording and of the tensors before the call. Raises NotRepeatable if the call has an
-    effect that cannot be repeated."""
+    effect that cannot be repeated. Positions of tensors in the call are those of `used`: the arguments, then the
+    tensors of the state in the order in which the call uses them; `used_plain` has its plain tensors."""
 
     def __init__(self, recording: Recording, before: CallTensors, arguments: ArgumentChanges) -> None:
         self._recording = recording
@@ -81,20 +91,47 @@ class RecordedCallBuilder:
         gradients = {ident: position for position, ident in enumerate(before.gradients) if ident}
         self._handles, self._gradients = handles, gradients
         self._plain = {id(tensor): position for position, tensor in enumerate(before.plain)}
-        self._sources = [self._source(storage, ident) for ident, storage in recording.externals.items()]
+        self._positions = {position: position for position in range(before.arguments)}
+        self._plain_positions: dict[int, int] = {}
+        self._sources: list[Source] = []
+
+    def unfound(self) -> list[Storage]:
+        """The tensors that the call uses and that are not among those before the call."""
+        known = {*self._handles, *self._recording.operands}
+        externals = self._recording.externals.items()
+        return [each for ident, each in externals if id(each) not in known and ident not in self._gradients]
+
+    @property
+    def used(self) -> list[int]:
+        """The positions before the call of the tensors that it uses."""
+        return list(self._positions)
+
+    @property
+    def used_plain(self) -> list[torch.Tensor]:
+        return [self._before.plain[position] for position in self._plain_positions]
+
+    def _position(self, before: int) -> int:
+        return self._positions.setdefault(before, len(self._positions))
 
     def results(self, output: Any, known: Container[int]) -> tuple[Any, list[Any], Any]:
         """The function's output without autograd graphs, and the templates and the structure of its leaves. `known` are
         the id()s of containers that exist before the call."""
+        self._sources = [self._source(storage, ident) for ident, storage in self._recording.externals.items()]
         leaves, structure = self._flattened(output, known)
         tensors = self._before.tensors
-        templates_of: dict[int, Any] = {id(tensor.grad): ReturnedGradient(n) for n, tensor in _with_gradients(tensors)}
-        templates_of.update((id(tensor), ReturnedInput(n)) for n, tensor in enumerate(tensors))
+        known_tensors: dict[int, tuple[Any, int]] = {
+            id(tensor.grad): (ReturnedGradient, n) for n, tensor in _with_gradients(tensors)
+        }
+        known_tensors.update((id(tensor), (ReturnedInput, n)) for n, tensor in enumerate(tensors))
+        templates_of: dict[int, Any] = {}
         templates_of.update((ident, ReturnedContainer(n)) for ident, n in self._arguments.container_numbers.items())
         templates: list[Any] = []
         values: list[Any] = []
         for number, leaf in enumerate(leaves):
             template = templates_of.get(id(leaf))
+            if template is None and id(leaf) in known_tensors:
+                kind, before = known_tensors[id(leaf)]
+                template = kind(self._position(before))
             if template is None and not is_instance(leaf, Tensor):
                 values.append(_constant(leaf))
                 templates.append(values[-1])
@@ -158,19 +195,20 @@ class RecordedCallBuilder:
         if id(storage) in self._recording.operands:
             return self._operand(storage, self._recording.operands[id(storage)])
         if id(storage) in self._handles:
-            return Source("handle", (self._handles[id(storage)],))
+            return Source("handle", (self._position(self._handles[id(storage)]),))
         if ident in self._gradients:
-            return Source("grad", (self._gradients[ident],))
+            return Source("grad", (self._position(self._gradients[ident]),))
         position = self._recording.first_use.get(ident, len(self._recording.instructions))
         raise NotRepeatable(
-            f"{self._recording.line(position)} uses a tensor that gt.compile does not find among the function's "
-            "arguments, variables and attributes; pass it as an argument, or in state="
+            f"{self._recording.line(position)}: it uses a tensor that no earlier call has used; pass it as an "
+            "argument, or in state="
         )
 
     def _operand(self, storage: Storage, uses: Sequence[tuple[torch.Tensor, int]]) -> Source:
         """The source of an external that was uploaded from plain tensors, all with the same content."""
         known = [(self._plain[id(tensor)], version) for tensor, version in uses if id(tensor) in self._plain]
-        positions = tuple(dict.fromkeys(position for position, _ in known))
+        found = dict.fromkeys(position for position, _ in known)
+        positions = tuple([self._plain_positions.setdefault(each, len(self._plain_positions)) for each in found])
         line = self._recording.line(self._recording.first_use.get(storage.id, 0))
         are_counts = len(known) == len(uses) and all(id(tensor) in self._before.counts for tensor, _ in uses)
         if are_counts and all(version == version_of(self._before.plain[position]) for position, version in known):
@@ -180,8 +218,11 @@ class RecordedCallBuilder:
         if len(known) == len(uses):
             return Source("plain", positions)
         if storage.geometry.nbytes > MAX_BYTES:
-            raise NotRepeatable(f"{line} uses a large plain tensor that the function makes; make it on GT")
-        return Source("constant", positions, storage)
+            raise NotRepeatable(
+                f"{line} uses a large plain tensor that GT does not find; have it on GT, or pass it in state="
+            )
+        tensor, version = uses[0]
+        return Source("constant", positions, storage, content_of(tensor) if version_of(tensor) == version else None)
 
     def _locate(self, storage: Storage) -> int:
         """The number of a storage among the externals, or the id that the call gave to a storage that it made."""
@@ -229,26 +270,26 @@ class RecordedCallBuilder:
             gradient = _gradient(tensor)
             if gradient is None:
                 if before:
-                    yield position, None
+                    yield self._position(position), None
                 continue
             storage = gradient._ref.storage
             if storage.id == before or (before and self._recording.externals.get(before) is storage):
                 continue
             if gradient.requires_grad:
                 raise NotRepeatable("it makes gradients with a graph (create_graph=True)")
-            yield position, self._template(gradient)
+            yield self._position(position), self._template(gradient)
 
     def _rebound(self) -> Iterable[tuple[int, RefTemplate]]:
         """The positions of tensors that the call has given other storages or views."""
         for position, (tensor, ref) in enumerate(zip(self._before.tensors, self._before.refs, strict=True)):
             if tensor._ref is not ref:
-                yield position, self._template(tensor)
+                yield self._position(position), self._template(tensor)
 
     def _versions(self) -> Iterable[tuple[int, int]]:
         """The positions of tensors that the call has written to, with the number of writes."""
         for position, (tensor, version) in enumerate(zip(self._before.tensors, self._before.versions, strict=True)):
             if (written := version_of(tensor) - version) > 0:
-                yield position, written
+                yield self._position(position), written
 
     def _require_nothing_else_alive(self, kept: set[int]) -> None:
         """Refuse a call whose tensors are still referenced outside of its results: a skipped call makes none."""

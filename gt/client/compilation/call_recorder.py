@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from threading import get_ident
 from types import TracebackType
 from typing import Any, NamedTuple
+from weakref import ref as WeakRef  # noqa: N812
 
 import torch
+from msgspec import structs
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gt.client import cached_calls, scope_stack
-from gt.client.compilation.random_generators import host_random
 from gt.client.op_schema import OpSchema
 from gt.client.outbox import BuildInstruction, Outbox
 from gt.client.session import Session
@@ -47,6 +49,7 @@ from gt.core.messages import (
 from gt.wire.client_channel import Upload
 
 RECORDED = (RunOp, Redistribute, NoteGradient, BeginStep, EndStep, BeginModule, DropCopies, PlaceTensor)
+HINTS = (BeginModule, DropCopies)  # they change no value, and name modules in the order of the program's last steps
 _NOT_RECORDED = (DefineOp, DefineScope, DefineSite, ForgetOps, FreeTensors, Synchronize)
 
 
@@ -72,6 +75,7 @@ class Recording:
     - `externals`: the tensors that the call used and did not make, by their ids at that time
     - `made`: the tensors that the call made, by id, with the positions of the instructions that made them
     - `alive`: those of them that still exist
+    - `modules`: the modules that the call has run, by id()
     - `operands`: the plain tensors that the call used, with their versions then, by the id() of the storages that they
       were uploaded to; tensors with the same content share one
     - `obstacle`: the reason why the recording cannot be repeated, or an empty text
@@ -89,8 +93,8 @@ class Recording:
         self.draws: list[KeyDraw] = []
         self.random_state = torch.get_rng_state()
         self.ambient = ambient_state()
-        self._host_random = host_random()
         self.operands: dict[int, list[tuple[torch.Tensor, int]]] = {}
+        self.modules: dict[int, WeakRef[torch.nn.Module]] = {}
         self.obstacle = ""
 
     def note_collected(self) -> None:
@@ -102,12 +106,21 @@ class Recording:
                 self.collected.append(CollectedTensor(len(self.instructions), storage.id, storage.geometry.nbytes))
         self._outbox.pass_on(count)
 
+    def forget_hinted(self) -> None:
+        """Leave out of hints the tensors that only hints name, so that calls with other hints use the same tensors."""
+        for position, each in enumerate(self.instructions):
+            if isinstance(each, HINTS):
+                named = {name: getattr(each, name) for name in id_fields(type(each)).names}
+                used = {name: tuple(filter(self._is_used, ids)) for name, ids in named.items()}
+                self.instructions[position] = structs.replace(each, **used)
+
+    def _is_used(self, ident: int) -> bool:
+        return ident in self.externals or ident in self.made
+
     def side_effect(self) -> str | None:
-        """A setting of the process, or a random generator that is not torch's, that the call has changed."""
+        """A setting of the process that the call has changed."""
         if ambient_state() != self.ambient:
             return "it leaves torch's grad mode, default dtype, autocast, another setting or a signal scope changed"
-        if host_random() != self._host_random:
-            return "it uses random numbers of Python or NumPy"
         return None
 
     def line(self, position: int) -> str:
@@ -165,6 +178,7 @@ class CallRecorder:
         session.outbox = self  # type: ignore[assignment]
         session.upload_cache = _RecordedUploads(self, self._upload_cache)  # type: ignore[assignment]
         cached_calls.before_draw, cached_calls.after_query = self._note_draw, self._refuse_query
+        self._module_hook = register_module_forward_pre_hook(self._note_module)
         self._outbox.hold_collected()
         self._outbox.pass_on(len(self._outbox.collected))
         return self.recording
@@ -172,6 +186,7 @@ class CallRecorder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         session = self._session
         cached_calls.before_draw = cached_calls.after_query = None
+        self._module_hook.remove()
         self._outbox.free_collected()
         session.outbox, session.upload_cache, session.is_traced = self._outbox, self._upload_cache, False
 
@@ -198,7 +213,8 @@ class CallRecorder:
             self.recording.note_collected()
             instruction = build(ids)
             self._check(instruction)
-            self._note_uses(refs)
+            if not isinstance(instruction, HINTS):
+                self._note_uses(refs)
             for storage in written:
                 self.recording.alive.pop(storage.id, None)
             self._note(instruction)
@@ -238,6 +254,10 @@ class CallRecorder:
             return
         drawn = generator or torch.default_generator
         self.recording.draws.append(KeyDraw(len(self.recording.instructions), drawn, drawn.get_state()))
+
+    def _note_module(self, module: torch.nn.Module, _: Any) -> None:
+        if get_ident() == self._thread:
+            self.recording.modules[id(module)] = WeakRef(module)
 
     def operand(self, tensor: torch.Tensor) -> Storage:
         """The upload of a plain tensor that an op of the call uses."""

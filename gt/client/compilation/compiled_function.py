@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import types
 import warnings
 from collections.abc import Callable, Iterable
@@ -12,11 +13,12 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from gt.client import active_session
 from gt.client.compilation.call_arguments import CallArguments, describe_key, key_difference
 from gt.client.compilation.replayable_call import ReplayableCall
-from gt.client.compilation.specialization import MAX_ATTEMPTS, Specialization
+from gt.client.compilation.specialization import MAX_ATTEMPTS, Disagreement, Specialization
 from gt.client.compilation.specialization_table import MAX_SPECIALIZATIONS, SpecializationTable
 from gt.client.torch_patches.autograd_nodes import current_node
 from gt.client.torch_patches.dispatch import current_dispatch_modes
-from gt.core.tables import print_bytes
+from gt.core.errors import CompileError
+from gt.core.tables import count, print_bytes
 from gt.core.tracebacks import ends_on_users_line
 from gt.signals.registry import registry
 
@@ -25,27 +27,33 @@ Rest = ParamSpec("Rest")
 R = TypeVar("R")
 
 _UNCOUNTED = 0.05  # share of a limit of memory by which a plan may differ from a run
+CHECK_EVERY = 64  # calls of a recording, of which the last one runs the code
 _PATIENCE = 4  # calls that are recorded without a reason: the first one makes state, and three others agree
 _recording = Lock()  # held by the thread that records a call
 _recording_thread = 0
 
 
 @overload
-def compile(function: Callable[P, R], *, state: Iterable[object] = ...) -> CompiledFunction[P, R]: ...
+def compile(
+    function: Callable[P, R], *, state: Iterable[object] = ..., check_every: int = ...
+) -> CompiledFunction[P, R]: ...
 
 
 @overload
 def compile(
-    function: None = None, *, state: Iterable[object] = ...
+    function: None = None, *, state: Iterable[object] = ..., check_every: int = ...
 ) -> Callable[[Callable[P, R]], CompiledFunction[P, R]]: ...
 
 
 @ends_on_users_line
-def compile(function: Callable[..., Any] | None = None, *, state: Iterable[object] = ()) -> Any:
+def compile(
+    function: Callable[..., Any] | None = None, *, state: Iterable[object] = (), check_every: int = CHECK_EVERY
+) -> Any:
     """A function that runs its Python code in its first calls only: later calls send the same instructions again.
 
-    `state` are objects that the function uses and GT cannot find by itself: optimizers, modules or tensors that are
-    neither variables of the function nor attributes of its objects.
+    `state` are objects that the function uses, and at which GT looks on every call besides those that the function
+    names. One of each `check_every` calls runs the code, and raises gt.CompileError if it does something else than the
+    recorded calls; with 1 all calls do.
 
     >>> import gt, torch
     >>> model = gt.to(torch.nn.Linear(4, 1))
@@ -63,27 +71,32 @@ def compile(function: Callable[..., Any] | None = None, *, state: Iterable[objec
     (True, True)
     """
     if function is None:
-        return lambda decorated: CompiledFunction(decorated, state)
+        return lambda decorated: CompiledFunction(decorated, state, check_every)
     if not callable(function):
         raise TypeError(f"gt.compile takes a function or a module, not {type(function).__name__}")
-    return CompiledFunction(function, state)
+    return CompiledFunction(function, state, check_every)
 
 
 class CompiledFunction(Generic[P, R]):
-    """A function of `gt.compile`. `recorded` counts the calls that ran its code while they were recorded, `skipped`
-    those that did not run it."""
+    """A function of `gt.compile`. `recorded` counts the calls that ran its code and were recorded, `checked` those
+    that ran it and were compared with a recording, `skipped` those that did not run it."""
 
-    def __init__(self, function: Callable[P, R], state: Iterable[object]) -> None:
+    def __init__(self, function: Callable[P, R], state: Iterable[object], check_every: int = CHECK_EVERY) -> None:
+        if not isinstance(check_every, int) or check_every < 1:
+            raise ValueError(f"check_every of gt.compile is a whole number of calls, at least 1, not {check_every!r}")
         self._function = self.__wrapped__ = function
         self._state = list(state)
         self._epoch: tuple[object, ...] = ()
         self._lock = RLock()
-        self._specializations = SpecializationTable()
+        self._check_every = check_every
+        self._is_method = False
+        self._specializations = SpecializationTable(check_every)
         self._told: list[str] = []
         self._told_of_memory = False
         self._obstacle = ""  # why the last calls did not bring a recording nearer that can be repeated
         self._last_arguments: tuple[Any, ...] = ()  # of the last recorded call, described
         self.recorded = 0
+        self.checked = 0
         self.skipped = 0
         for name in ("__name__", "__qualname__", "__doc__", "__module__"):
             if hasattr(function, name):
@@ -95,15 +108,15 @@ class CompiledFunction(Generic[P, R]):
             return self._function(*args, **kwargs)  # inside another recording, a backward or a dispatch mode
         session = active_session.active or active_session.current()
         session.require_open()
-        call = CallArguments(session, args, kwargs)
+        call = CallArguments(session, args, kwargs, self._is_method)
         with self._lock:
             replayable, specialization = self._find(call)
-            if replayable is not None:
+            if replayable is not None and not replayable.is_due:
                 self.skipped += 1
                 return replayable.run(call)
-        if specialization is None or specialization.refused:
+        if specialization is None or (specialization.refused and replayable is None):
             return self._function(*args, **kwargs)
-        return self._record(specialization, call)
+        return self._record(specialization, call, replayable)
 
     def uncompiled(self) -> Callable[P, R]:
         """A function that runs the code in every call: with plain tensors moved to GT first, as in a recorded call."""
@@ -125,19 +138,24 @@ class CompiledFunction(Generic[P, R]):
             self._tell(
                 f"it was called with more than {MAX_SPECIALIZATIONS} kinds of arguments; other kinds are not recorded"
             )
-        recorded = specialization.replayable if specialization is not None else []
-        return next((each for each in reversed(recorded) if each.applies_to(call)), None), specialization
+        return (specialization.find(call) if specialization is not None else None), specialization
 
-    def _record(self, specialization: Specialization, call: CallArguments) -> Any:
-        """Run the code and record the call, unless another thread is recording."""
+    def _record(self, specialization: Specialization, call: CallArguments, replayable: ReplayableCall | None) -> Any:
+        """Run the code and record the call, or compare it with the recorded one that applies to it, unless another
+        thread is recording."""
         global _recording_thread
         if not _recording.acquire(blocking=False):  # another thread records
             return self._function(*call.args, **call.kwargs)
         try:
             _recording_thread = get_ident()
-            self.recorded += 1
             roots = [("the function", self._function), *[("state", each) for each in self._state], *call.objects]
+            if replayable is not None:
+                self.checked += 1
+                return specialization.check(self._function, call, roots, replayable)
+            self.recorded += 1
             output, reason = specialization.record(self._function, call, roots)
+        except Disagreement as found:
+            raise self._error(found) from None
         finally:
             _recording_thread = 0
             _recording.release()
@@ -148,6 +166,18 @@ class CompiledFunction(Generic[P, R]):
         if self._obstacle and self.recorded >= MAX_ATTEMPTS and not self.skipped and not self._told:
             self._tell(self._obstacle, f"has run the code of {{}} in all of its {self.recorded} calls so far")
         return output
+
+    def _error(self, found: Disagreement) -> CompileError:
+        """The error of a check that disagrees."""
+        code = getattr(self._function, "__code__", getattr(getattr(self._function, "forward", None), "__code__", None))
+        place = f"{code.co_filename}:{code.co_firstlineno}: " if code and not re.match(r".+:\d+", str(found)) else ""
+        wrong = ", whose results may be wrong" if found.skipped else ""
+        return CompileError(
+            f"{place}{found}. So the code of {self._title} does something else than was recorded: it depends on a "
+            "Python value that gt.compile does not look at. Skipped since the last check that agreed: "
+            f"{count(found.skipped, 'call')}{wrong}. Pass the value as an argument, or the object that holds it in "
+            "state=; find the first call that differs with check_every=1; or leave out gt.compile"
+        )
 
     @property
     def reasons(self) -> list[str]:
@@ -193,7 +223,7 @@ class CompiledFunction(Generic[P, R]):
         return getattr(self._function, "__qualname__", type(self._function).__name__)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._specializations.is_method = True
+        self._is_method = True
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> CompiledFunction[P, R]: ...
@@ -213,11 +243,13 @@ class CompiledFunction(Generic[P, R]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction[P, R]:
         """A copy has recordings of its own."""
-        return CompiledFunction(copy.deepcopy(self._function, memo), copy.deepcopy(self._state, memo))
+        return CompiledFunction(
+            copy.deepcopy(self._function, memo), copy.deepcopy(self._state, memo), self._check_every
+        )
 
     def __reduce__(self) -> Any:
-        return CompiledFunction, (self._function, self._state)
+        return CompiledFunction, (self._function, self._state, self._check_every)
 
     def __repr__(self) -> str:
         name = getattr(self._function, "__qualname__", None) or repr(self._function)
-        return f"gt.compile({name}): {self.recorded} calls recorded, {self.skipped} skipped"
+        return f"gt.compile({name}): {self.recorded} calls recorded, {self.checked} checked, {self.skipped} skipped"

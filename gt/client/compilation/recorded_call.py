@@ -7,7 +7,8 @@ then the tensors that it makes, in the order of their ids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from gt.client.compilation.call_recorder import Recording
@@ -23,6 +24,7 @@ from gt.core.messages import (
     Redistribute,
     RunOp,
 )
+from gt.core.signatures import Signature
 
 # The fields of recorded instructions that hold ids; the other fields are the same in every call.
 ID_FIELDS: dict[type[Any], tuple[str, ...]] = {
@@ -45,12 +47,19 @@ class Source(NamedTuple):
     - `handle`, `grad`: a tensor of the call, or its gradient
     - `plain`: plain tensors of the function's state, all with the same content
     - `count`: plain tensors of an optimizer's state, after its step
-    - `constant`: the upload of a plain tensor that the function makes, and plain tensors with the same content
+    - `constant`: the upload of a plain tensor that the function makes, and plain tensors with the same content, whose
+      hash is `content` if it is known
     """
 
     kind: str
     positions: tuple[int, ...]
     constant: Storage | None = None
+    content: bytes | None = None
+
+    def is_like(self, other: Source) -> bool:
+        """Whether two calls use the same tensor, or constants with the same content."""
+        is_same = self.content == other.content and (self.content is not None or self.constant is other.constant)
+        return (self.kind, self.positions) == (other.kind, other.positions) and is_same
 
 
 class RefTemplate(NamedTuple):
@@ -119,25 +128,50 @@ class RecordedCall:
         self.writes = writes
         self.effects = effects
         self.slots = slots
-        self.normalized = [_normalized(instruction, slots) for instruction in recording.instructions]
+        self.normalized = [_normalized(each, slots, recording.session.signatures) for each in recording.instructions]
 
-    def difference(self, other: RecordedCall) -> str | None:
-        """The first line at which two calls differ, or another difference; None if they differ in scalars only."""
-        for position, (mine, others) in enumerate(zip(self.normalized, other.normalized, strict=False)):
-            if mine != others:
-                return self.recording.line(position)
-        if len(self.normalized) != len(other.normalized):
-            longer = max(self, other, key=lambda each: len(each.normalized))
-            return longer.recording.line(min(len(self.normalized), len(other.normalized)))
-        if self.sources != other.sources:
-            external = next(n for n, (a, b) in enumerate(zip(self.sources, other.sources, strict=False)) if a != b)
-            return self.recording.line(list(self.recording.first_use.values())[external])
-        if self.writes != other.writes or self.effects != other.effects:
-            return "the gradients or the results"
-        return None
+    def difference(self, before: RecordedCall, apart_from: tuple[type[Any], ...] = ()) -> str | None:
+        """The first difference from an earlier call, with its line; None if the calls differ in scalars, and
+        instructions of the kinds `apart_from`, only."""
+        recording = self.recording
+        mine = [(n, each) for n, each in enumerate(self.normalized) if each[0] not in apart_from]
+        others = [(n, each) for n, each in enumerate(before.normalized) if each[0] not in apart_from]
+        if [each for _, each in mine] != [each for _, each in others]:
+            ends = (len(self.normalized), None), (len(before.normalized), None)
+            pairs = zip_longest(mine, others, fillvalue=None)
+            found = next((now, then) for now, then in pairs if now is None or then is None or now[1] != then[1])
+            (position, _), (other, _) = (each or end for each, end in zip(found, ends, strict=True))
+            line = recording.line(position) if found[0] else before.recording.line(other)
+            now, then = self._describe(position), before._describe(other)
+            if now == then:
+                now, then = f"{now} of other tensors or with other constants", "those of the recorded call"
+            return f"{line}: {now} in place of {then}"
+        for number, (source, former) in enumerate(zip(self.sources, before.sources, strict=False)):
+            if not source.is_like(former):
+                position = list(recording.first_use.values())[number] if number < len(recording.first_use) else 0
+                return f"{recording.line(position)}: {self._describe(position)} uses another tensor or constant"
+        if self.writes != before.writes or self.effects[:-2] != before.effects[:-2]:
+            return "it gives other gradients, or writes to other tensors"
+        for now, then in zip(self.effects.results, before.effects.results, strict=False):
+            if now != then:
+                is_constant = not isinstance(now, tuple) and not isinstance(then, tuple)
+                return f"it returns {now!r} in place of {then!r}" if is_constant else "it returns another tensor"
+        return "it returns another structure" if self.effects != before.effects else None
+
+    def _describe(self, position: int) -> str:
+        """An instruction for a message."""
+        if position >= len(self.normalized):
+            return "the end of the call"
+        instruction, (kind, *fields) = self.recording.instructions[position], self.normalized[position]
+        if not isinstance(instruction, RunOp) or not isinstance(fields[0], Signature):
+            return str(kind.__name__)
+        scalars = ", ".join(map(str, instruction.scalars))
+        return f"{fields[0].op}({scalars}) -> {', '.join(map(str, fields[0].outputs)) or 'in place'}"
 
 
-def _normalized(instruction: Instruction, slots: dict[int, int]) -> tuple[Any, ...]:
+def _normalized(
+    instruction: Instruction, slots: dict[int, int], signatures: Mapping[int, Signature]
+) -> tuple[Any, ...]:  # fmt: skip
     kind = type(instruction)
     named = ID_FIELDS[kind]
     fields: list[Any] = [kind]
@@ -145,6 +179,8 @@ def _normalized(instruction: Instruction, slots: dict[int, int]) -> tuple[Any, .
         value = getattr(instruction, name)
         if name in named:
             fields.append(slots[value] if isinstance(value, int) else tuple([slots[ident] for ident in value]))
+        elif name == "op_id":  # ops with the same signature may have several ids
+            fields.append(signatures.get(value, value))
         elif name not in _VARYING:
             fields.append(value)
     return tuple(fields)

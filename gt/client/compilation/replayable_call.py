@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from operator import attrgetter, is_
 from typing import Any
 
@@ -11,27 +11,40 @@ import torch
 from gt.client.compilation.argument_changes import containers_in
 from gt.client.compilation.call_arguments import CallArguments, read_storage, sharing_pattern, unique_tensors
 from gt.client.compilation.call_effects import CallTensors, content_of, read_ref, read_requires_grad, version_of
+from gt.client.compilation.call_recorder import HINTS
 from gt.client.compilation.recorded_call import ReturnedContainer, Source
-from gt.client.compilation.recording_attempt import RecordingAttempt
+from gt.client.compilation.recording_attempt import RecordingAttempt, differ
 from gt.client.compilation.replay_template import ReplayTemplate
 from gt.client.compilation.scalar_plan import ScalarPlan, plan_scalars
 from gt.client.compilation.watched_state import WatchedState
+from gt.client.compilation.watched_values import Place
 from gt.client.interrupts import CriticalSection
 from gt.client.session import Session
 from gt.client.storage import Storage
 from gt.client.tensor import Tensor
 from gt.client.torch_patches.dispatch import tree_unflatten
 
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
 _read_key = attrgetter("key")
 
 
 class ReplayableCall:
-    """A recorded call that GT repeats in place of later calls to which it applies."""
+    """A recorded call that GT repeats in place of later calls to which it applies. `uses` counts these, and `skipped`
+    those that did not run the code since the last check."""
 
-    def __init__(self, attempts: Sequence[RecordingAttempt], earlier: Sequence[RecordingAttempt]) -> None:
+    def __init__(
+        self,
+        attempts: Sequence[RecordingAttempt],
+        earlier: Sequence[RecordingAttempt],
+        ignored: Set[Place],
+        check_every: int,
+    ) -> None:
         last = attempts[-1]
-        recorded = last.recorded
-        self._watched = WatchedState(last.watched.roots)
+        self._recorded = recorded = last.recorded
+        self._check_every = check_every
+        self.uses = 0
+        self.skipped = 0
+        self._watch(last, ignored)
         self._signatures = last.call.session.signatures
         assert last.keys is not None
         self._scalar_plan: ScalarPlan = plan_scalars(
@@ -41,16 +54,14 @@ class ReplayableCall:
             [attempt.trace for attempt in (*earlier, *attempts)],
         )
         self._template = ReplayTemplate(recorded, self._scalar_plan.groups, last.call.session)
-        before, tensors = last.before, last.before.tensors
-        self._arguments = len(unique_tensors(last.call.tensors))
-        self._others: list[Tensor] = list(tensors[self._arguments :])
-        self._in_state = {id(tensor): tensor for tensor in last.watched.tensors}
-        self._state_arguments = [tensor if id(tensor) in self._in_state else None for tensor in last.call.tensors]
+        before = last.before
+        self._others: list[Tensor] = last.others
         self._used_gradients = [each.positions[0] for each in recorded.sources if each.kind == "grad"]
         returned = any(isinstance(each, ReturnedContainer) for each in recorded.effects.results)
         found = containers_in(last.call.original_args, last.call.original_kwargs) if returned else ()
         self._containers = sharing_pattern(map(id, found))  # among the arguments; empty if none is a result
-        self._plain = last.before.plain
+        self._plain = last.used_plain
+        self._objects = last.state_objects()
         self._refs = list(map(read_ref, self._others))
         self._keys = list(map(_read_key, self._refs))
         self._storages = sharing_pattern([*before.storage_ids, *[before.gradients[n] for n in self._used_gradients]])
@@ -66,9 +77,45 @@ class ReplayableCall:
         self._plain_contents = list(map(content_of, self._constant_plain))
         self._with_gradient = _seen_gradients([attempt.before for attempt in attempts])
 
+    def _watch(self, attempt: RecordingAttempt, ignored: Set[Place]) -> None:
+        """Look at the state that a call has left behind, but not at `ignored` places."""
+        self.watched = WatchedState(attempt.watched.roots, attempt.touched, ignored)
+        self._in_state = {id(tensor): tensor for tensor in self.watched.tensors}
+        self._state_arguments = [tensor if id(tensor) in self._in_state else None for tensor in attempt.call.tensors]
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next call is a check: the second, the third and one of each `check_every`. Their places vary, so
+        that nothing in the program keeps step with them."""
+        window, position = divmod(self.uses, self._check_every)
+        last = self._check_every - 1
+        return self.uses in (1, 2) or position == last - int(self._check_every * (window * _GOLDEN_RATIO % 1))
+
+    def difference(self, attempt: RecordingAttempt) -> str | None:
+        """How a call that this one fits, and that ran the code, differs from it; None if it does not."""
+        recorded = attempt.recorded
+        return (
+            differ(attempt.state_objects(), self._objects)
+            or recorded.difference(self._recorded, apart_from=HINTS)
+            or self._scalar_plan.difference(recorded.recording, attempt.keys, attempt.call.floats)
+        )
+
+    def confirm(self, attempt: RecordingAttempt, changed: Set[Place]) -> None:
+        """Note that a call has run the code and has done the same. It does not depend on values that had `changed`
+        before it, which are no longer looked at. If it depends on others that it changes itself, calls do not fit."""
+        ignored = self.watched.ignored | changed
+        if self.watched.changes() and {each.place for each in attempt.changes} <= ignored:
+            self._watch(attempt, ignored)
+        self.uses += 1
+        self.skipped = 0
+
     def applies_to(self, call: CallArguments) -> bool:
         """Whether a call finds the state that the recorded call found, apart from the values of tensors and scalars."""
-        if call.session.signatures is not self._signatures or self._watched.first_change() is not None:
+        return not self.watched.changes() and self.fits(call)
+
+    def fits(self, call: CallArguments) -> bool:
+        """Whether a call has the tensors, gradients and settings that the recorded call had. Prepares the scalars."""
+        if call.session.signatures is not self._signatures:
             return False
         mine = [tensor if id(tensor) in self._in_state else None for tensor in call.tensors]
         if not all(map(is_, mine, self._state_arguments)) or not self._containers_match(call):
@@ -88,11 +135,6 @@ class ReplayableCall:
             and self._scalar_plan.prepare(call.floats)
         )
 
-    def changed_state(self) -> str:
-        """The state that has changed since the call was recorded, for a message."""
-        changed = self._watched.first_change()
-        return f"{changed or 'a tensor or a gradient that it uses'} changes from call to call"
-
     def run(self, call: CallArguments) -> Any:
         """Send the instructions of the recorded call, apply its effects, and return its results."""
         session, template = call.session, self._template
@@ -109,13 +151,15 @@ class ReplayableCall:
             self._scalar_plan.commit(session, table)
             results = template.apply_effects(session, table, externals, tensors, containers)
         session.outbox.send_if_full()
+        self.uses += 1
+        self.skipped += 1
         if call.moved:
             results = list(map(call.original_tensor, results))
         return tree_unflatten(results, template.effects.structure)
 
     def _external(self, session: Session, source: Source, tensors: Sequence[Tensor]) -> Storage:
         """The storage that an external has in this call."""
-        kind, positions, constant = source
+        kind, positions, constant, _ = source
         if kind == "handle":
             return tensors[positions[0]]._ref.storage
         if constant is not None:
@@ -126,7 +170,7 @@ class ReplayableCall:
 
     def _operands_match(self, session: Session) -> bool:
         """Whether plain tensors that shared one content still do, and constant ones were not written to."""
-        for _, positions, constant in self._shared_operands:
+        for _, positions, constant, _ in self._shared_operands:
             storages = {id(session.upload_cache.storage_of(self._plain[position])) for position in positions}
             if len(storages) > 1 or (constant is not None and storages != {id(constant)}):
                 return False

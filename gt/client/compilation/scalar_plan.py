@@ -12,11 +12,11 @@ from torch.optim.optimizer import Optimizer
 
 from gt.client.compilation.call_programs import Table
 from gt.client.compilation.call_recorder import Recording
-from gt.client.compilation.known_types import same_constant
 from gt.client.compilation.optimizer_scalars import NoStandIn, ScalarPlace, StandIn, Stepping, described
 from gt.client.compilation.random_keys import KeyPlan
 from gt.client.compilation.recorded_call import RecordedCall
 from gt.client.compilation.traced_floats import FloatTrace
+from gt.client.compilation.watched_values import same_constant
 from gt.client.optimizer_step_hooks import OptimizerState, note_step, optimizer_of_step, snapshot
 from gt.client.session import Session
 from gt.client.tensor import Tensor
@@ -55,6 +55,7 @@ class StepScalars:
         self.settings = settings_of(optimizer)
         self.members = members_of(optimizer)
         self._counts_before = _counts(optimizer)
+        self._attributes = _attributes(optimizer)
         everything = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         parameters = everything if stepped is None else stepped
         self._stand_ins: dict[Stepping, StandIn] = {}
@@ -73,8 +74,9 @@ class StepScalars:
         return None
 
     def has_changed_counts(self) -> bool:
-        """Whether the call has changed numbers of the optimizer's state that no stand-in counts."""
-        return not self.scalar_places and _counts(self.optimizer) != self._counts_before
+        """Whether the call has changed attributes of the optimizer, or numbers of its state that no stand-in counts."""
+        is_counted = bool(self.scalar_places) or _counts(self.optimizer) == self._counts_before
+        return not is_counted or not same_constant(_attributes(self.optimizer), self._attributes)
 
     def counts(self) -> list[torch.Tensor]:
         """The tensors of this process that the step changes."""
@@ -162,6 +164,7 @@ class ScalarPlan:
         groups: list[int],
         scalars: list[tuple[Any, ...]],
         keys: KeyPlan,
+        op_keys: list[int | None],
         random: list[tuple[int, int]],
         steps: list[_RepeatedStep],
         arguments: list[_ArgumentScalars],
@@ -176,6 +179,7 @@ class ScalarPlan:
         self._fixed = [(each.optimizer, each.settings) for each in fixed]
         self.scalars = scalars
         self._keys = keys
+        self._op_keys = op_keys  # the number of the key that each op takes
         self._random = random
         self._steps = steps
 
@@ -190,16 +194,37 @@ class ScalarPlan:
 
     def draw(self, arguments: Sequence[float]) -> tuple[tuple[Any, ...], ...]:
         """The scalars of the prepared call. Draws its random keys and advances the counts of optimizers."""
-        scalars = self.scalars.copy()
-        for group, found in self._arguments:
-            scalars[group] = tuple([each(arguments) if callable(each) else each for each in found])
+        for step in self._steps:
+            step.count()
+        scalars = self._compute(arguments)
         if self._random:
             keys = self._keys.draw()
             for group, key in self._random:
                 scalars[group] = with_random_key(scalars[group], keys[key])
+        return tuple(scalars)
+
+    def _compute(self, arguments: Sequence[float]) -> list[tuple[Any, ...]]:
+        """The scalars of the prepared call, with random keys of the recorded one."""
+        scalars = self.scalars.copy()
+        for group, found in self._arguments:
+            scalars[group] = tuple([each(arguments) if callable(each) else each for each in found])
         for step in self._steps:
             step.fill(scalars)
-        return tuple(scalars)
+        return scalars
+
+    def difference(self, recording: Recording, keys: KeyPlan, arguments: Sequence[float]) -> str | None:
+        """The first scalar of a call that differs from that of the prepared call, with its line; None if none does."""
+        key_of = dict(keys.places)
+        runs = [(n, each) for n, each in enumerate(recording.instructions) if isinstance(each, RunOp)]
+        if [key_of.get(position) for position, _ in runs] != self._op_keys:
+            return "its random ops come in another order"
+        computed = self._compute(arguments)
+        for group, (position, run) in zip(self.groups, runs, strict=True):
+            for now, then in list(zip(run.scalars, computed[group], strict=True))[: -1 if position in key_of else None]:
+                if not same_scalar(now, then):
+                    op = recording.session.signatures[run.op_id].op
+                    return f"{recording.line(position)}: {op} gets the number {now} in place of {then}"
+        return None
 
     def commit(self, session: Session, table: Table) -> None:
         """Add the call's steps to the histories of their optimizers."""
@@ -251,9 +276,12 @@ class _RepeatedStep:
         self._stand_in = later
         return True
 
-    def fill(self, scalars: list[tuple[Any, ...]]) -> None:
-        """Set those of the step in `scalars`, and advance the counts of the optimizer."""
+    def count(self) -> None:
+        """Advance the counts of the optimizer."""
         self._state = self._stand_in.commit() if self._stand_in is not None else snapshot(self._optimizer)
+
+    def fill(self, scalars: list[tuple[Any, ...]]) -> None:
+        """Set those of the step in `scalars`."""
         if self._stand_in is not None:
             for place, group in self._groups:
                 scalars[group] = self._stand_in.scalars(place)
@@ -305,7 +333,8 @@ def plan_scalars(
         repeated.append(_RepeatedStep(each[-1], own))
     fixed = [each[-1] for each in zip(*steps, strict=True) if each not in aligned and each[-1].is_stepped]
     members = [(each.optimizer, each.members) for each in steps[-1]]
-    return ScalarPlan(groups, scalars, keys, random, repeated, arguments, _pinned(traces), fixed, members)
+    op_keys = [key_of.get(n) for n, each in enumerate(last.instructions) if isinstance(each, RunOp)]
+    return ScalarPlan(groups, scalars, keys, op_keys, random, repeated, arguments, _pinned(traces), fixed, members)
 
 
 def _pinned(traces: Sequence[FloatTrace]) -> dict[int, float]:
@@ -391,6 +420,11 @@ def _counts(optimizer: Optimizer) -> list[Any]:
     """The numbers in the state of an optimizer."""
     entries = [each for each in optimizer.state.values() if isinstance(each, dict)]
     return [(key, value) for each in entries for key, value in each.items() if isinstance(value, int | float)]
+
+
+def _attributes(optimizer: Optimizer) -> tuple[Any, ...]:
+    """The attributes of an optimizer, of which a step changes none but its state."""
+    return tuple(vars(optimizer).items())
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -45,10 +45,10 @@ class ObjectRecordings:
 
 
 class SpecializationTable:
-    """The specializations of a function. `is_method`: its first argument is an instance of the class that it is in."""
+    """The specializations of a function. `check_every` as in `gt.compile`."""
 
-    def __init__(self) -> None:
-        self.is_method = False
+    def __init__(self, check_every: int) -> None:
+        self._check_every = check_every
         self._own = Recordings()
         self._all: WeakSet[Recordings] = WeakSet([self._own])
         self._refused = 0
@@ -65,7 +65,7 @@ class SpecializationTable:
         recordings = self._recordings(call)
         found = recordings.get(call.key)
         if found is None and self._has_room():
-            found = recordings[call.key] = Specialization()
+            found = recordings[call.key] = Specialization(self._check_every)
         return found
 
     def _has_room(self) -> bool:
@@ -93,8 +93,7 @@ class SpecializationTable:
     def _keeper(self, call: CallArguments) -> dict[str, Any] | None:
         """The attributes of the object that keeps the recordings for a call."""
         for _, value in call.objects:
-            is_own = self.is_method and call.args and value is call.args[0]
             attributes = attributes_of(value)
-            if attributes is not None and (is_own or is_instance(value, (torch.nn.Module, Optimizer))):
+            if attributes is not None and (value is call.instance or is_instance(value, (torch.nn.Module, Optimizer))):
                 return attributes
         return None

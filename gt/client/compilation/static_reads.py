@@ -42,28 +42,3 @@ def attributes_of(value: object) -> dict[str, Any] | None:
             found = entry.__get__(value)
             return found if isinstance(found, dict) else None
     return None
-
-
-def hides_attributes(kind: type) -> bool:
-    """Whether instances have attributes that `attributes_of` does not find: the class has a `__dict__` of its own."""
-    has_table = any(type(entries_of(base).get("__dict__")) in _DESCRIPTORS for base in bases_of(kind))
-    return not has_table and _read_type_attribute(kind, "__dictoffset__") != 0
-
-
-def slots_of(kind: type) -> dict[str, types.MemberDescriptorType]:
-    """The slots that instances of a class have, by name; those of the class hide those of its bases."""
-    bases = reversed(bases_of(kind))
-    return {
-        name: entry
-        for base in bases
-        for name, entry in entries_of(base).items()
-        if type(entry) is types.MemberDescriptorType
-    }
-
-
-def is_read_by_getattr(kind: type, name: str, slot: types.MemberDescriptorType) -> bool:
-    """Whether `getattr` reads this slot of an instance, and runs no code of the program."""
-    if any("__getattribute__" in entries_of(base) for base in bases_of(kind) if base is not object):
-        return False
-    found = next(entries_of(base)[name] for base in bases_of(kind) if name in entries_of(base))
-    return found is slot

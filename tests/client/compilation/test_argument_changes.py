@@ -161,7 +161,7 @@ def test_a_returned_argument_is_the_callers_own(plain):
         batch = {"x": torch.ones(2) if plain else gt.ones(2), "others": [3]}
         same, x, scaled = compiled(batch, float(number))
         assert same is batch and x is batch["x"] and scaled.tolist() == [number] * 2
-    assert compiled.skipped > 3
+    assert compiled.skipped >= 3
 
 
 def test_a_list_that_is_passed_twice_is_not_taken_for_two_lists():

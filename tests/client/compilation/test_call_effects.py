@@ -25,7 +25,7 @@ def test_an_object_that_is_returned_twice_stays_one():
         x = gt.ones(2)
         y, others, same, again = compiled(x)
         assert y is others["y"] and same is x and again[0] is x and y.tolist() == [2, 2]
-    assert compiled.skipped > 3
+    assert compiled.skipped == 3
 
 
 def test_a_returned_gradient_is_the_gradient():
@@ -40,7 +40,7 @@ def test_a_returned_gradient_is_the_gradient():
     for number in range(8):
         gradient, same = compiled(gt.ones(2) * number)
         assert gradient is weight.grad and same is weight and gradient.tolist() == [number] * 2
-    assert compiled.skipped > 3
+    assert compiled.skipped == 3
 
 
 def test_a_returned_leaf_is_a_leaf():
@@ -49,7 +49,7 @@ def test_a_returned_leaf_is_a_leaf():
         found = compiled(gt.ones(2))
         (found * 3).sum().backward()
         assert found.is_leaf and found.grad.tolist() == [3, 3]
-    assert compiled.skipped > 3
+    assert compiled.skipped == 3
 
 
 def tagged(x):
@@ -97,4 +97,4 @@ def test_a_lazy_module_is_recorded_when_it_has_its_parameters():
     module = gt.nn.LazyLinear(2)
     compiled = gt.compile(lambda x: module(x).detach())
     found = [compiled(gt.ones(4, 3)).tolist() for _ in range(8)]
-    assert found == [found[0]] * 8 and compiled.skipped > 2
+    assert found == [found[0]] * 8 and compiled.skipped == 2

@@ -116,7 +116,7 @@ def sent(ended, monkeypatch):
 
 def test_a_skipped_call_sends_programs(sent):
     step, x = steps(), gt.ones(3)
-    for _ in range(5):
+    for _ in range(6):
         step(x)
     gt.synchronize()
     sent.clear()
@@ -144,7 +144,7 @@ def test_ids_that_requests_take_in_a_recorded_call_leave_no_gap_in_its_programs(
     x = gt.ones(3)
     for _ in range(6):
         assert step(x).tolist() == [1.5**12] * 3
-    assert step.skipped >= 2
+    assert step.skipped
 
 
 def test_the_tape_shows_the_ops_of_a_skipped_call(ended):
@@ -175,7 +175,7 @@ def test_a_session_with_too_many_programs_gets_ops(sent, monkeypatch):
     step, x = steps(), gt.ones(3)
     results = [step(x) for _ in range(6)]
     assert all(torch.equal(result.cpu(), results[0].cpu()) for result in results)
-    assert step.skipped == 3
+    assert step.skipped == 1
 
 
 def test_without_programs_ops_are_sent_one_by_one(ended, monkeypatch):
@@ -184,4 +184,4 @@ def test_without_programs_ops_are_sent_one_by_one(ended, monkeypatch):
     step, x = steps(), gt.ones(3)
     results = [step(x) for _ in range(6)]
     assert all(torch.equal(result.cpu(), results[0].cpu()) for result in results)
-    assert step.skipped == 3 and gt.debug.get_worker_stats().hot_paths.hits == 0
+    assert step.skipped == 1 and gt.debug.get_worker_stats().hot_paths.hits == 0

@@ -22,7 +22,7 @@ class Training:
         torch.manual_seed(0)
         self.weight = gt.ones(3).requires_grad_()
         self.optimizer = torch.optim.Adam([self.weight], lr=0.1)
-        self.step = gt.compile(self.run)
+        self.step = gt.compile(self.run, check_every=1 << 20)
 
     def run(self, x):
         self.optimizer.zero_grad()
@@ -79,9 +79,9 @@ def test_an_interrupt_at_any_line_leaves_counts_and_updates_in_step():
         if len(history) > 5 + 900:
             break
     torch.manual_seed(1)
-    for _ in range(5):
+    for _ in range(7):
         training.step(x)
-    assert training.step.skipped
+    assert training.step.checked == 2
     line, interrupted = 0, 0
     while True:
         with Interrupt(line) as interrupt:
@@ -105,4 +105,4 @@ def test_a_plain_tensor_that_is_filled_with_the_same_and_later_with_another_cont
     for number in range(10):
         rate.fill_(0.25 if number == 8 else 0.5)
         assert torch.equal(function(gt.ones(2, size)).cpu(), torch.ones(2, size) * (1 - rate)), number
-    assert function.skipped >= 5, function.reasons
+    assert function.skipped >= 3, function.reasons

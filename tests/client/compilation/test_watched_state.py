@@ -1,5 +1,9 @@
 """The objects that a function uses besides its arguments: found, and compared."""
 
+import functools
+import types
+
+import pytest
 import torch
 
 import gt
@@ -7,11 +11,14 @@ from gt.client.compilation.watched_state import WatchedState
 from tests.client import layout_cases
 
 RATE = 0.5
-step = 0  # a global with the name of an attribute
 
 
-def watch(function):
-    return WatchedState([("function", function)])
+def watch(function, *touched, ignored=frozenset()):
+    return WatchedState([("function", function)], touched, ignored)
+
+
+def changed(watched):
+    return [each.name for each in watched.changes()]
 
 
 def test_tensors_of_closures_modules_containers_and_optimizers(embedded):
@@ -27,54 +34,69 @@ def test_tensors_of_closures_modules_containers_and_optimizers(embedded):
     assert watched.optimizers == [optimizer]
 
 
-def test_globals_are_watched_and_names_of_attributes_are_not(monkeypatch):
-    watched = watch(lambda optimizer: optimizer.step(RATE))
-    monkeypatch.setitem(globals(), "step", 1)
-    assert watched.first_change() is None
+def test_touched_objects_are_looked_at_and_are_not_the_functions_own():
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5))
+    watched = watch(lambda: None, model)
+    assert id(model) not in watched.own_ids
+    model.eval()
+    assert changed(watched) == ["a Sequential.training", "a Sequential.0.training"]
+
+
+def test_globals_that_the_code_names_are_watched(monkeypatch):
+    watched = watch(lambda: [RATE for _ in range(2)])
+    assert changed(watched) == []
     monkeypatch.setitem(globals(), "RATE", 0.25)
-    assert watched.first_change() == "RATE"
+    assert changed(watched) == ["RATE"]
 
 
-def test_a_variable_of_another_file_of_the_program_is_watched_and_the_rest_of_the_file_is_not(monkeypatch):
+def test_a_variable_of_another_file_is_watched_and_the_rest_of_the_file_is_not(monkeypatch):
     watched = watch(lambda: layout_cases.AXES)
-    assert watched.unknown == ""
     monkeypatch.setattr(layout_cases, "of_another_program", 1, raising=False)
-    assert watched.first_change() is None
+    assert changed(watched) == []
     monkeypatch.setattr(layout_cases, "AXES", ())
-    assert watched.first_change() == "layout_cases.AXES"
+    assert changed(watched) == ["layout_cases.AXES"]
 
 
 def test_equal_numbers_are_no_change_and_minus_zero_is_one(monkeypatch):
     monkeypatch.setitem(globals(), "RATE", 0.0)
     watched = watch(lambda: RATE)
     monkeypatch.setitem(globals(), "RATE", float("0.0"))
-    assert watched.first_change() is None
+    assert changed(watched) == []
     monkeypatch.setitem(globals(), "RATE", -0.0)
-    assert watched.first_change() == "RATE"
+    assert changed(watched) == ["RATE"]
 
 
 class Trainer:
     def __init__(self):
         self.scale = 2.0
-        self.calls = 0
+        self.config = types.SimpleNamespace(rate=1.0)
+        self.layers = {"first": torch.nn.Dropout(0.5)}
 
     def step(self):
-        return self.scaled(1.0)
-
-    def scaled(self, value):
-        return value * self.scale
-
-    def run(self):
-        self.calls += 1
+        return self.scale
 
 
-def test_attributes_that_the_code_does_not_name_may_change():
+@pytest.mark.parametrize("wrap", [lambda step: step, functools.partial, lambda step: torch.no_grad()(step)])
+def test_attributes_of_the_instance_are_watched_and_those_of_objects_in_it_are_not(wrap):
     trainer = Trainer()
-    watched = watch(trainer.step)
-    trainer.run()
-    assert watched.first_change() is None
+    watched = watch(wrap(trainer.step))
+    trainer.config.rate = 2.0
+    assert changed(watched) == []
     trainer.scale = 3.0
-    assert watched.first_change().endswith(".scale")
+    trainer.layers["first"].p = 0.25
+    assert [name.rpartition(".")[2] for name in changed(watched)] == ["scale", "p"]
+    trainer.config = None
+    assert len(watched.changes()) == 3
+
+
+def helper():
+    return RATE
+
+
+def test_variables_of_functions_that_the_code_names_are_watched(monkeypatch):
+    watched = watch(lambda: helper())
+    monkeypatch.setitem(globals(), "RATE", 0.25)
+    assert changed(watched) == ["RATE"]
 
 
 def test_containers_that_grow_and_modules_that_change():
@@ -82,66 +104,35 @@ def test_containers_that_grow_and_modules_that_change():
     model = torch.nn.Sequential(torch.nn.Dropout(0.5))
     watched = watch(lambda: (values, model))
     values.append(3)
-    assert watched.first_change().startswith("values")
-    watched = watch(lambda: (values, model))
-    model[0].p = 0.25
-    assert watched.first_change().endswith(".p")
+    assert changed(watched)[0] == "values"
     watched = watch(lambda: (values, model))
     model.append(torch.nn.ReLU())
-    assert watched.first_change() is not None
+    model.register_forward_hook(print)
+    assert {"model", "model._forward_hooks"} <= set(changed(watched))
 
 
-def test_a_schedule_matters_if_it_is_read():
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    reads, ignores = watch(lambda: schedule.get_last_lr()), watch(lambda: schedule)
+def test_values_that_are_ignored_are_not_watched_and_their_neighbours_are():
+    trainer, values = Trainer(), [1]
+    function = lambda: (trainer, values)
+    watched = watch(function)
+    trainer.scale = 3.0
+    values.append(2)
+    ignored = {each.place for each in watched.changes()}
+    watched = watch(function, ignored=ignored)
+    trainer.scale = 4.0
+    values.append(3)
+    assert changed(watched) == []
+    trainer.config = None
+    assert changed(watched) == ["trainer.config"]
+
+
+def test_settings_of_an_optimizer_and_its_counts_may_change_and_its_parameters_may_not():
+    optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(1)
     optimizer.step()
-    schedule.step()
-    assert reads.first_change() is not None
-    assert ignores.first_change() is None
-    assert ignores.change_in_call() is not None
-
-
-class Descent(torch.optim.Optimizer):
-    """An optimizer of the program."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, {"lr": 1.0})
-
-    @property
-    def rate(self):
-        return self.param_groups[0]["lr"]
-
-    def step(self):
-        return self.rate
-
-    @torch.no_grad()
-    def decorated_step(self):
-        return self.param_groups[0]["lr"]
-
-
-def rate_of(optimizer):
-    return optimizer.param_groups[0]["lr"]
-
-
-# A class that is no optimizer, with a name that could be taken for that of one.
-Misnamed = type("the optimizer class Descent", (), {"step": lambda self, optimizer: optimizer.param_groups[0]["lr"]})
-
-
-def first_change_of_a_rate(use):
-    optimizer = Descent([torch.zeros(1)])
-    watched = watch(use(optimizer))
-    assert watched.first_change() is None
+    watched = watch(lambda: optimizer)
+    optimizer.step()
     optimizer.param_groups[0]["lr"] = 0.5
-    return watched.first_change()
-
-
-def test_a_rate_that_only_methods_of_the_optimizer_read_may_change():
-    assert first_change_of_a_rate(lambda optimizer: lambda: optimizer.step()) is None
-    assert first_change_of_a_rate(lambda optimizer: lambda: optimizer.decorated_step()) is None
-
-
-def test_a_rate_that_other_code_reads_is_watched_whatever_its_class_is_called():
-    misnamed = Misnamed()
-    assert first_change_of_a_rate(lambda optimizer: lambda: rate_of(optimizer)).endswith("['lr']")
-    assert first_change_of_a_rate(lambda optimizer: lambda: misnamed.step(optimizer)).endswith("['lr']")
+    assert changed(watched) == []
+    optimizer.state.clear()
+    assert "optimizer.state" in changed(watched)
