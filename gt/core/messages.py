@@ -8,7 +8,8 @@ A record declares what other modules need to know about it, and `gt.core.message
 
 - the types of its id fields say whose the ids are and which of them are new (`Id`, `NewId`, see `gt.core.ids`);
 - a field `byte_range` or `byte_ranges` says that the bytes of tensors travel with the record;
-- a command's `timeline_name` is its name in a recorded timeline, None if it is not recorded.
+- a command's `timeline_name` is its name in a recorded timeline, None if it is not recorded;
+- an instruction that `is_note` changes no tensor, so ops that come after it may be run before it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ Slots: TypeAlias = Annotated[tuple[Slot, ...], Meta(max_length=1 << 12)]
 
 class _Record(Struct, array_like=True, tag=True, frozen=True, gc=False):
     """Base of all messages. Tagged by class name, so a union of records is decoded and validated in one pass."""
+
+    is_note: ClassVar = False
 
 
 class ByteRange(Struct, array_like=True, frozen=True):
@@ -354,6 +357,7 @@ class NoteGradient(_Record, frozen=True):
     the layout of its parameter, when its value is needed. `is_transposed`: the gradient is the tensor with its dims in
     reverse order, as that of a linear layer's weight is."""
 
+    is_note: ClassVar = True
     gradient: Id
     parameter: Id
     site: SiteId

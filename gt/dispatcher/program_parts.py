@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from gt.core.messages import NoteGradient, RunOp
+from gt.core.message_fields import id_fields
+from gt.core.messages import Instruction, RunOp
 from gt.core.program import Program, scalar_slots
 from gt.dispatcher.op_definitions import CachedPlan, InputLayout
 from gt.dispatcher.tensor_records import TensorRecord
@@ -119,8 +120,9 @@ class PlannedOp(NamedTuple):
     places: bool
 
 
-PlannedStep: TypeAlias = PlannedOp | NoteGradient | None
-"""A step of a program as it was carried out in one run. None if it sends commands, or may do so another time."""
+PlannedStep: TypeAlias = PlannedOp | Instruction | None
+"""A step of a program as it was carried out in one run: an op, or a note. None if it sends commands, or may do so
+another time."""
 
 
 def find_parts(steps: Sequence[PlannedStep]) -> list[range]:
@@ -136,7 +138,7 @@ def find_parts(steps: Sequence[PlannedStep]) -> list[range]:
 
 
 def _end_of_part(steps: Sequence[PlannedStep], start: int) -> int:
-    """The position after the last op that can belong to a part which begins at `start`. A note of a gradient may follow
+    """The position after the last op that can belong to a part which begins at `start`. A note may follow
     the part, unless an op after it overwrites a tensor that it names."""
     made: set[int] = set()
     noted: set[int] = set()
@@ -144,8 +146,8 @@ def _end_of_part(steps: Sequence[PlannedStep], start: int) -> int:
     end = start
     for position in range(start, len(steps)):
         step = steps[position]
-        if isinstance(step, NoteGradient) and position > start:
-            noted |= {step.gradient, step.parameter}
+        if step is not None and not isinstance(step, PlannedOp) and position > start:
+            noted.update(id_fields(type(step)).tensors(step))
             continue
         if not isinstance(step, PlannedOp) or step.cached is None or not _is_local(step, step.cached, made):
             break

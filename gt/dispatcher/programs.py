@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from gt.core.ids import FIRST_DISPATCHER_ID, SESSION_SHIFT
 from gt.core.message_fields import id_fields
-from gt.core.messages import DefineProgram, ForgetOps, FreeTensors, Instruction, NoteGradient, RunOp, RunProgram
+from gt.core.messages import DefineProgram, ForgetOps, FreeTensors, Instruction, RunOp, RunProgram
 from gt.core.program import Program, Values
 from gt.dispatcher.instruction_errors import IdInUse, InvalidInstruction, UnknownId
 from gt.dispatcher.message_queue import MessageQueue, ToWorkers
@@ -174,8 +174,8 @@ class Programs:
             layouts = self._layouts(instruction.inputs) if isinstance(instruction, RunOp) else None
             yield instruction
             if not isinstance(step, RunOp):
-                is_silent = isinstance(step, NoteGradient) and len(sent) == before
-                steps = None if steps is None else [*steps, step if is_silent else None]  # type: ignore[list-item]
+                is_silent = step.is_note and len(sent) == before
+                steps = None if steps is None else [*steps, step if is_silent else None]
             else:
                 results = [self._state.tensors.get(values[slot]) for slot in step.outputs]
                 if steps is None or layouts is None or any(result is None for result in results):

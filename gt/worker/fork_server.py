@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -135,6 +136,7 @@ def _run(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     adopt_orphans()  # the compile server of workers that were killed
+    tempfile.gettempdir()  # its first call makes a file, which a worker that is killed then would leave behind
     gc.freeze()  # workers share the pages of all that was imported, as long as nobody writes to them
     server = ForkServer(options.client, options.directory, options.shows_logs)
     for number in range(options.workers):

@@ -65,10 +65,10 @@ def test_all_interpreters_that_gt_starts_are_known():
     files = [path for path in (ROOT / "gt").rglob("*.py") if STARTS.search(path.read_text())]
     assert sorted(str(path.relative_to(ROOT / "gt")) for path in files) == [
         "core/environment.py",
+        "launch/commands.py",  # of launchers, which set SAFE_PATH
         "launch/kubernetes.py",  # in containers, with SAFE_PATH
         "launch/local_processes.py",
         "launch/slurm.py",  # -P, and the program itself
         "launch/slurm_job.py",  # the program
-        "launch/worker_commands.py",  # of launchers, which set SAFE_PATH
         "worker/compilation/server_process.py",
     ]
