@@ -9,7 +9,8 @@ A record declares what other modules need to know about it, and `gt.core.message
 - the types of its id fields say whose the ids are and which of them are new (`Id`, `NewId`, see `gt.core.ids`);
 - a field `byte_range` or `byte_ranges` says that the bytes of tensors travel with the record;
 - a command's `timeline_name` is its name in a recorded timeline, None if it is not recorded;
-- an instruction that `is_note` changes no tensor, so ops that come after it may be run before it.
+- an instruction that `is_note` changes no tensor, so ops that come after it may be run before it; one that `is_hint`
+  changes no value at all.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class _Record(Struct, array_like=True, tag=True, frozen=True, gc=False):
     """Base of all messages. Tagged by class name, so a union of records is decoded and validated in one pass."""
 
     is_note: ClassVar = False
+    is_hint: ClassVar = False
 
 
 class ByteRange(Struct, array_like=True, frozen=True):
@@ -302,6 +304,7 @@ class FreeTensors(_Record, frozen=True):
 class DropCopies(_Record, frozen=True):
     """Free the copies of tensors in other layouts than their own. An op that needs such a copy makes it again."""
 
+    is_hint: ClassVar = True
     ids: Ids
 
 
@@ -317,6 +320,7 @@ class BeginModule(_Record, frozen=True):
     """A module is about to use its `parameters`, and the next one is likely to follow. The numbers, which the client
     chooses, tell modules apart, and forward from backward."""
 
+    is_hint: ClassVar = True
     module: ModuleNumber
     parameters: Ids
     next_module: ModuleNumber

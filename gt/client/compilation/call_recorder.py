@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import get_ident
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 from weakref import ref as WeakRef  # noqa: N812
 
 import torch
@@ -27,29 +27,24 @@ from gt.client.transfers import UploadCache
 from gt.core.errors import CompileError
 from gt.core.message_fields import id_fields
 from gt.core.messages import (
-    BeginModule,
     BeginStep,
     CreateTensor,
     DefineOp,
     DefineScope,
     DefineSite,
-    DropCopies,
     EndStep,
     ForgetOps,
     FreeTensors,
     Instruction,
-    NoteGradient,
-    PlaceTensor,
+    ProgramStep,
     Queried,
     QueryOp,
     Redistribute,
-    RunOp,
     Synchronize,
 )
 from gt.wire.client_channel import Upload
 
-RECORDED = (RunOp, Redistribute, NoteGradient, BeginStep, EndStep, BeginModule, DropCopies, PlaceTensor)
-HINTS = (BeginModule, DropCopies)  # they change no value, and name modules in the order of the program's last steps
+RECORDED = (*get_args(ProgramStep), Redistribute, BeginStep, EndStep)
 _NOT_RECORDED = (DefineOp, DefineScope, DefineSite, ForgetOps, FreeTensors, Synchronize)
 
 
@@ -109,7 +104,7 @@ class Recording:
     def forget_hinted(self) -> None:
         """Leave out of hints the tensors that only hints name, so that calls with other hints use the same tensors."""
         for position, each in enumerate(self.instructions):
-            if isinstance(each, HINTS):
+            if each.is_hint:
                 named = {name: getattr(each, name) for name in id_fields(type(each)).names}
                 used = {name: tuple(filter(self._is_used, ids)) for name, ids in named.items()}
                 self.instructions[position] = structs.replace(each, **used)
@@ -213,7 +208,7 @@ class CallRecorder:
             self.recording.note_collected()
             instruction = build(ids)
             self._check(instruction)
-            if not isinstance(instruction, HINTS):
+            if not instruction.is_hint:
                 self._note_uses(refs)
             for storage in written:
                 self.recording.alive.pop(storage.id, None)
@@ -238,11 +233,11 @@ class CallRecorder:
                 recording.first_use[storage.id] = len(recording.instructions)
 
     def _note(self, instruction: Instruction) -> None:
-        recording = self.recording
-        if isinstance(instruction, RECORDED):
+        recording, kind = self.recording, type(instruction)
+        if kind in RECORDED:
             position = len(recording.instructions)
             recording.instructions.append(instruction)
-            for ident in id_fields(type(instruction)).new(instruction):
+            for ident in id_fields(kind).new(instruction):
                 recording.made[ident] = recording.alive[ident] = position
         elif isinstance(instruction, ForgetOps):
             recording.obstacle = "the session has forgotten its ops"

@@ -13,30 +13,15 @@ from typing import Any, NamedTuple
 
 from gt.client.compilation.call_recorder import Recording
 from gt.client.storage import Geometry, Storage, ViewPath
+from gt.core.message_fields import id_fields
 from gt.core.messages import (
-    BeginModule,
     BeginStep,
-    DropCopies,
     EndStep,
     Instruction,
-    NoteGradient,
-    PlaceTensor,
-    Redistribute,
     RunOp,
 )
 from gt.core.signatures import Signature
 
-# The fields of recorded instructions that hold ids; the other fields are the same in every call.
-ID_FIELDS: dict[type[Any], tuple[str, ...]] = {
-    RunOp: ("inputs", "outputs"),
-    Redistribute: ("input", "output"),
-    NoteGradient: ("gradient", "parameter"),
-    BeginStep: ("step", "gradients", "parameters"),
-    EndStep: ("end",),
-    BeginModule: ("parameters", "next_parameters"),
-    DropCopies: ("ids",),
-    PlaceTensor: ("id",),
-}
 _STEP_IDS = {BeginStep: "step", EndStep: "end"}  # ids of steps, which name no tensor
 _VARYING = ("scalars", "site")  # fields that may differ between calls
 
@@ -130,12 +115,12 @@ class RecordedCall:
         self.slots = slots
         self.normalized = [_normalized(each, slots, recording.session.signatures) for each in recording.instructions]
 
-    def difference(self, before: RecordedCall, apart_from: tuple[type[Any], ...] = ()) -> str | None:
-        """The first difference from an earlier call, with its line; None if the calls differ in scalars, and
-        instructions of the kinds `apart_from`, only."""
+    def difference(self, before: RecordedCall, *, of_hints: bool = True) -> str | None:
+        """The first difference from an earlier call, with its line; None if the calls differ in scalars only. Without
+        `of_hints` they may differ in hints too."""
         recording = self.recording
-        mine = [(n, each) for n, each in enumerate(self.normalized) if each[0] not in apart_from]
-        others = [(n, each) for n, each in enumerate(before.normalized) if each[0] not in apart_from]
+        mine = [(n, each) for n, each in enumerate(self.normalized) if of_hints or not each[0].is_hint]
+        others = [(n, each) for n, each in enumerate(before.normalized) if of_hints or not each[0].is_hint]
         if [each for _, each in mine] != [each for _, each in others]:
             ends = (len(self.normalized), None), (len(before.normalized), None)
             pairs = zip_longest(mine, others, fillvalue=None)
@@ -173,7 +158,7 @@ def _normalized(
     instruction: Instruction, slots: dict[int, int], signatures: Mapping[int, Signature]
 ) -> tuple[Any, ...]:  # fmt: skip
     kind = type(instruction)
-    named = ID_FIELDS[kind]
+    named = id_fields(kind).tensor_names
     fields: list[Any] = [kind]
     for name in kind.__struct_fields__:
         value = getattr(instruction, name)

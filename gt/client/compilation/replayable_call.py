@@ -11,7 +11,6 @@ import torch
 from gt.client.compilation.argument_changes import containers_in
 from gt.client.compilation.call_arguments import CallArguments, read_storage, sharing_pattern, unique_tensors
 from gt.client.compilation.call_effects import CallTensors, content_of, read_ref, read_requires_grad, version_of
-from gt.client.compilation.call_recorder import HINTS
 from gt.client.compilation.recorded_call import ReturnedContainer, Source
 from gt.client.compilation.recording_attempt import RecordingAttempt, differ
 from gt.client.compilation.replay_template import ReplayTemplate
@@ -96,7 +95,7 @@ class ReplayableCall:
         recorded = attempt.recorded
         return (
             differ(attempt.state_objects(), self._objects)
-            or recorded.difference(self._recorded, apart_from=HINTS)
+            or recorded.difference(self._recorded, of_hints=False)
             or self._scalar_plan.difference(recorded.recording, attempt.keys, attempt.call.floats)
         )
 
