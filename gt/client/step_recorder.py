@@ -27,7 +27,7 @@ from gt.core.errors import SessionError
 from gt.core.messages import CreateTensor, Instruction, Queried, QueryOp, RunOp
 from gt.core.meta import TensorMeta
 from gt.core.signatures import PolicyRecord
-from gt.sharding.optimizer.recorded_program import ENTER, GRADIENT, INPUT, LEAVE, OUTPUT, ModuleMark, RecordedSteps
+from gt.sharding.solver.recorded_program import ENTER, GRADIENT, INPUT, LEAVE, OUTPUT, ModuleMark, RecordedSteps
 from gt.sharding.spec import ShardingSpec
 from gt.wire.client_channel import Upload
 

@@ -43,11 +43,11 @@ from gt.sharding.boxes import Shape, box_elements
 from gt.sharding.calibration import Calibration, step_seconds
 from gt.sharding.hop_traffic import StepKind
 from gt.sharding.op_calls import OpCall
-from gt.sharding.optimizer.op_strategies import call_seconds
-from gt.sharding.optimizer.recorded_program import ENTER, GRADIENT, INPUT, LEAVE, OUTPUT, ModuleMark, RecordedSteps
-from gt.sharding.optimizer.step_timeline import StepTimeline
 from gt.sharding.reshard import may_overlap, plan_reshard
 from gt.sharding.rules import rule_of
+from gt.sharding.solver.op_strategies import call_seconds
+from gt.sharding.solver.recorded_program import ENTER, GRADIENT, INPUT, LEAVE, OUTPUT, ModuleMark, RecordedSteps
+from gt.sharding.solver.step_timeline import StepTimeline
 from gt.sharding.spec import DeviceMesh, ShardingSpec, largest_local_shape, local_box, spec_of, whole
 from gt.sharding.strategies import project
 from gt.sharding.view_layouts import base_layout

@@ -26,8 +26,8 @@ from gt.launch.plan_search import Candidate, PlanSearch, candidate_meshes
 from gt.launch.sharding_plan import Plan
 from gt.monitor.progress import open_display
 from gt.sharding.calibration import Calibration, stored_calibration
-from gt.sharding.optimizer.recorded_program import program_of
-from gt.sharding.optimizer.simple_solver import AUTO, SimpleSolver
+from gt.sharding.solver.recorded_program import program_of
+from gt.sharding.solver.simple_solver import AUTO, SimpleSolver
 from gt.sharding.spec import DeviceMesh
 from gt.signals.config import Config, ModelConfig
 from gt.signals.parser import read_config

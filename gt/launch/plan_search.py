@@ -13,11 +13,11 @@ from gt.core.errors import LayoutError
 from gt.dispatcher.step_replay import ReplayedStep, replay_steps
 from gt.sharding.calibration import Calibration
 from gt.sharding.host_order import mesh_of_workers, order_workers
-from gt.sharding.optimizer.name_patterns import as_patterns
-from gt.sharding.optimizer.pairwise_model import Assignment
-from gt.sharding.optimizer.recorded_program import INPUT, OUTPUT, RecordedProgram, RecordedSteps
-from gt.sharding.optimizer.simple_solver import FAST, SimpleSolver, Solution
-from gt.sharding.optimizer.strategy_graph import MergedModel, StrategyGraph, alike, build_graph
+from gt.sharding.solver.name_patterns import as_patterns
+from gt.sharding.solver.pairwise_model import Assignment
+from gt.sharding.solver.recorded_program import INPUT, OUTPUT, RecordedProgram, RecordedSteps
+from gt.sharding.solver.simple_solver import FAST, SimpleSolver, Solution
+from gt.sharding.solver.strategy_graph import MergedModel, StrategyGraph, alike, build_graph
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.config import AxesPerDim, ModelConfig, OutputEntry, ParameterEntry
 from gt.signals.resolution import resolve_activation, resolve_spec

@@ -25,9 +25,9 @@ from gt.launch.plan_search import DATA_PARALLEL, FULLY_SHARDED, REFINED, SOLVER,
 from gt.sharding.calibration import Calibration
 from gt.sharding.constraints import Constraint, DimConstraint
 from gt.sharding.hierarchical_propagation import Propagation, run_hierarchical_propagation_pass
-from gt.sharding.optimizer.name_patterns import as_patterns, without_numbers
-from gt.sharding.optimizer.op_strategies import layouts_of
-from gt.sharding.optimizer.recorded_program import INPUT, OUTPUT, Boundary, RecordedProgram, RecordedSteps
+from gt.sharding.solver.name_patterns import as_patterns, without_numbers
+from gt.sharding.solver.op_strategies import layouts_of
+from gt.sharding.solver.recorded_program import INPUT, OUTPUT, Boundary, RecordedProgram, RecordedSteps
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.signals.config import AxesPerDim, Config, ModelConfig, OutputEntry, ParameterEntry
 from gt.signals.document import dims_text, model_text

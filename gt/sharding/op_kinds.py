@@ -5,24 +5,21 @@ from __future__ import annotations
 import functools
 
 from gt.sharding.rules import TABLES, functional_name
-from gt.sharding.rules.advanced_indexing import ADVANCED_INDEXING
 from gt.sharding.rules.attention import ATTENTION
 from gt.sharding.rules.cat_split import CAT_SPLIT
 from gt.sharding.rules.convolution import CONVOLUTION
 from gt.sharding.rules.creation import CREATION
 from gt.sharding.rules.diagonal import DIAGONAL
-from gt.sharding.rules.distance import DISTANCE
 from gt.sharding.rules.embedding import EMBEDDING
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.fft import FFT
-from gt.sharding.rules.grouped_mm import GROUPED_MM
-from gt.sharding.rules.indexing import INDEXING
+from gt.sharding.rules.indexing import ADVANCED_INDEXING, INDEXING
 from gt.sharding.rules.linalg import LINALG
-from gt.sharding.rules.masked_scatter import MASKED_SCATTER
-from gt.sharding.rules.matmul import MATMUL
+from gt.sharding.rules.matmul import GROUPED_MM, MATMUL
+from gt.sharding.rules.norms import DISTANCE
 from gt.sharding.rules.optimizers import OPTIMIZERS
 from gt.sharding.rules.pointwise import POINTWISE
-from gt.sharding.rules.scatter import SCATTER
+from gt.sharding.rules.scatter import MASKED_SCATTER, SCATTER
 from gt.sharding.rules.slicing import SLICING
 from gt.sharding.rules.views import VIEWS
 from gt.sharding.rules.vision import VISION

@@ -14,9 +14,9 @@ from gt.dispatcher.step_replay import replay_steps
 from gt.launch import auto_shard
 from gt.launch.auto_shard import parse_bytes
 from gt.launch.plan_search import candidate_meshes
-from gt.sharding.optimizer.recorded_program import program_of
-from gt.sharding.optimizer.simple_solver import SimpleSolver
-from gt.sharding.optimizer.strategy_graph import MergedModel, alike, build_graph
+from gt.sharding.solver.recorded_program import program_of
+from gt.sharding.solver.simple_solver import SimpleSolver
+from gt.sharding.solver.strategy_graph import MergedModel, alike, build_graph
 from gt.signals.document import model_text
 from gt.signals.registry import registry
 from gt.wire import long_waits

@@ -7,13 +7,13 @@ import torch
 
 import gt
 from gt.client.step_recorder import find_step_objects, record_steps
-from gt.sharding.optimizer.graph_reduction import undominated_choices
-from gt.sharding.optimizer.linear_program import solve_exactly
-from gt.sharding.optimizer.message_passing import approximate
-from gt.sharding.optimizer.op_strategies import MachineKey, call_strategies, layouts_of, move_cost
-from gt.sharding.optimizer.recorded_program import program_of
-from gt.sharding.optimizer.simple_solver import SimpleSolver
-from gt.sharding.optimizer.strategy_graph import build_graph
+from gt.sharding.solver.graph_reduction import undominated_choices
+from gt.sharding.solver.linear_program import solve_exactly
+from gt.sharding.solver.message_passing import approximate
+from gt.sharding.solver.op_strategies import MachineKey, call_strategies, layouts_of, move_cost
+from gt.sharding.solver.recorded_program import program_of
+from gt.sharding.solver.simple_solver import SimpleSolver
+from gt.sharding.solver.strategy_graph import build_graph
 
 SLOW_LINKS = gt.Calibration(flops=1e9, memory_bandwidth=1e9, op_seconds=1e-6, message_seconds=1e-6, link_bandwidth=1e8)
 FAST_LINKS = gt.Calibration(flops=1e8, memory_bandwidth=1e9, op_seconds=1e-6, message_seconds=1e-8, link_bandwidth=1e9)

@@ -10,7 +10,7 @@ import torch
 from gt.core.meta import TensorMeta
 from gt.core.signatures import Input, ListArg, Scalar
 from gt.sharding.op_calls import OpCall
-from gt.sharding.rules.vector_norm import VECTOR_NORM
+from gt.sharding.rules.norms import VECTOR_NORM
 from tests.sharding.expansions import check_expansion
 from tests.sharding.simulate import check
 

@@ -7,40 +7,32 @@ from collections.abc import Iterable
 
 from gt.sharding.factors import OpShardingRule
 from gt.sharding.op_calls import LocalContext, LocalProgram, OpCall
-from gt.sharding.rules.advanced_indexing import ADVANCED_INDEXING
 from gt.sharding.rules.attention import ATTENTION
-from gt.sharding.rules.batch_norm import BATCH_NORM
 from gt.sharding.rules.cat_split import CAT_SPLIT
 from gt.sharding.rules.convolution import CONVOLUTION
 from gt.sharding.rules.creation import CREATION
 from gt.sharding.rules.cumulative import CUMULATIVE
 from gt.sharding.rules.diagonal import DIAGONAL
-from gt.sharding.rules.distance import DISTANCE
 from gt.sharding.rules.embedding import EMBEDDING
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.fft import FFT
-from gt.sharding.rules.group_norm import GROUP_NORM
-from gt.sharding.rules.grouped_mm import GROUPED_MM
-from gt.sharding.rules.indexing import INDEXING
-from gt.sharding.rules.layer_norm import LAYER_NORM
+from gt.sharding.rules.indexing import ADVANCED_INDEXING, INDEXING
 from gt.sharding.rules.linalg import LINALG
 from gt.sharding.rules.losses import LOSSES
-from gt.sharding.rules.masked_scatter import MASKED_SCATTER
-from gt.sharding.rules.matmul import MATMUL
+from gt.sharding.rules.matmul import GROUPED_MM, MATMUL
+from gt.sharding.rules.normalization import BATCH_NORM, GROUP_NORM, LAYER_NORM
+from gt.sharding.rules.norms import DISTANCE, VECTOR_NORM, WEIGHT_NORM
 from gt.sharding.rules.optimizers import OPTIMIZERS
 from gt.sharding.rules.pointwise import POINTWISE
 from gt.sharding.rules.pooling import POOLING
 from gt.sharding.rules.reduction import REDUCTION
-from gt.sharding.rules.scatter import SCATTER
-from gt.sharding.rules.searchsorted import SEARCHSORTED
+from gt.sharding.rules.scatter import MASKED_SCATTER, SCATTER
 from gt.sharding.rules.slicing import SLICING
 from gt.sharding.rules.softmax import SOFTMAX
-from gt.sharding.rules.sorting import SORTING
+from gt.sharding.rules.sorting import SEARCHSORTED, SORTING
 from gt.sharding.rules.support.local_programs import same_op
-from gt.sharding.rules.vector_norm import VECTOR_NORM
 from gt.sharding.rules.views import VIEWS
 from gt.sharding.rules.vision import VISION
-from gt.sharding.rules.weight_norm import WEIGHT_NORM
 
 TABLES: tuple[dict[str, OpEntry], ...] = (
     POINTWISE, REDUCTION, VECTOR_NORM, MATMUL, GROUPED_MM, DISTANCE, LINALG, FFT,

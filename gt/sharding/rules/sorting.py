@@ -1,5 +1,5 @@
 """Sorting, and topk. For topk along a cut dim, each shard is a block that gives k candidates, and topk is taken of
-these. The ops of the `gt` namespace are the two steps."""
+these. The ops of the `gt` namespace are the two steps. Positions in sorted sequences, and membership."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gt.core.signatures import Input
 from gt.sharding.boxes import Interval
-from gt.sharding.factors import OpShardingRule
+from gt.sharding.factors import REDUCE, FactorRef, OpShardingRule, RuleBuilder, bind
 from gt.sharding.op_calls import Expansion, LocalBuilder, LocalContext, LocalProgram, OpCall
 from gt.sharding.rules.entry import OpEntry
 from gt.sharding.rules.support.blocks import (
@@ -18,7 +18,7 @@ from gt.sharding.rules.support.blocks import (
     lower_by_block,
     parts_per_block,
 )
-from gt.sharding.rules.support.dims import dim_argument, whole_dim_entry, whole_dim_rule
+from gt.sharding.rules.support.dims import dim_argument, dim_factors, whole_dim_entry, whole_dim_rule
 from gt.sharding.rules.support.expansion_builder import ExpansionBuilder, contiguous_meta
 from gt.sharding.spec import ShardingSpec
 
@@ -72,4 +72,42 @@ SORTING: dict[str, OpEntry] = {
     "aten.topk": whole_dim_entry(2, expand=_expand_topk),
     "gt.block_topk": OpEntry(_block_topk),
     "gt.topk_of": OpEntry(_topk_of),
+}
+
+
+def _searchsorted(call: OpCall) -> OpShardingRule:
+    """The position of a value is the number of smaller elements, so the positions in shards add up."""
+    values, sorter = call.tensor(1, "self"), call.tensor(5, "sorter")
+    batched = "..." if len(call.shapes[0]) > 1 else ""
+    operands = {0: f"{batched} n", values: f"{batched} m" if batched else "...", sorter: f"{batched} n"}
+    result = operands[values] if values is not None else "..."
+    text = ", ".join([operands[position] for position in range(len(call.inputs))])
+    how = "reduce(sum): n" if sorter is None else "whole: n"
+    return bind(f"{text} -> {result} | {how}", call.shapes, call.result_shapes)
+
+
+def _bucketize(call: OpCall) -> OpShardingRule:
+    text = "..., n -> ..." if len(call.inputs) == 2 else "n -> ..."
+    return bind(f"{text} | reduce(sum): n", call.shapes, call.result_shapes)
+
+
+def _isin(call: OpCall) -> OpShardingRule:
+    """Membership is the OR over the shards of the set, or with `invert` the AND."""
+    kind = "and" if call.kwargs.get("invert") else "or"
+    elements, tests = call.tensor(0, "elements"), call.tensor(1, "test_elements")
+    builder = RuleBuilder()
+    own = tuple(dim_factors(builder, call.result_shapes[0]))
+    if elements is not None:
+        builder.operands.append(own)
+    if tests is not None:
+        sizes = enumerate(call.shapes[tests])
+        builder.operands.append(tuple([(FactorRef(builder.factor(f"t{dim}", n, REDUCE, kind)),) for dim, n in sizes]))
+    builder.results.append(own)
+    return builder.build()
+
+
+SEARCHSORTED: dict[str, OpEntry] = {
+    "aten.searchsorted": OpEntry(_searchsorted),
+    "aten.bucketize": OpEntry(_bucketize),
+    "aten.isin": OpEntry(_isin),
 }

@@ -16,10 +16,10 @@ import numpy as np
 from gt.core.meta import TensorMeta
 from gt.sharding.calibration import Calibration
 from gt.sharding.op_calls import OpCall
-from gt.sharding.optimizer.lifetimes import memory_rows, update_groups
-from gt.sharding.optimizer.op_strategies import MachineKey, call_strategies, layouts_of, move_cost, shard_bytes
-from gt.sharding.optimizer.pairwise_model import Assignment, Costs, ModelBuilder, PairwiseModel
-from gt.sharding.optimizer.recorded_program import PARAMETER, RecordedOp, RecordedProgram
+from gt.sharding.solver.lifetimes import memory_rows, update_groups
+from gt.sharding.solver.op_strategies import MachineKey, call_strategies, layouts_of, move_cost, shard_bytes
+from gt.sharding.solver.pairwise_model import Assignment, Costs, ModelBuilder, PairwiseModel
+from gt.sharding.solver.recorded_program import PARAMETER, RecordedOp, RecordedProgram
 from gt.sharding.spec import DeviceMesh, ShardingSpec
 from gt.sharding.strategies import OpStrategy
 

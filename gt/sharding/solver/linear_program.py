@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gt.core.environment import load_extra
-from gt.sharding.optimizer.pairwise_model import Assignment, Costs, PairwiseModel
+from gt.sharding.solver.pairwise_model import Assignment, Costs, PairwiseModel
 
 INTEGRAL = 1e-6
 

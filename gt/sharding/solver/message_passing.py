@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gt.sharding.optimizer.pairwise_model import Assignment, Costs, PairwiseModel
+from gt.sharding.solver.pairwise_model import Assignment, Costs, PairwiseModel
 
 ROUNDS = 200
 SETTLED = 12  # rounds in which the bound has to rise

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from gt.core.errors import SettingsError
-from gt.sharding.optimizer.graph_reduction import ReducedModel
-from gt.sharding.optimizer.linear_program import ExactAnswer, solve_exactly
-from gt.sharding.optimizer.message_passing import approximate
-from gt.sharding.optimizer.pairwise_model import Assignment, Costs, PairwiseModel
+from gt.sharding.solver.graph_reduction import ReducedModel
+from gt.sharding.solver.linear_program import ExactAnswer, solve_exactly
+from gt.sharding.solver.message_passing import approximate
+from gt.sharding.solver.pairwise_model import Assignment, Costs, PairwiseModel
 
 EXACT, FAST, AUTO = "exact", "fast", "auto"
 METHODS = (AUTO, EXACT, FAST)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gt.sharding.optimizer.pairwise_model import Assignment, Costs, PairwiseModel
+from gt.sharding.solver.pairwise_model import Assignment, Costs, PairwiseModel
 
 
 def undominated_choices(model: PairwiseModel) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gt.sharding.optimizer.step_timeline import StepTimeline
+from gt.sharding.solver.step_timeline import StepTimeline
 
 A, B, C = 1, 2, 3
 

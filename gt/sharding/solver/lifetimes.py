@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gt.sharding.optimizer.pairwise_model import Costs
-from gt.sharding.optimizer.recorded_program import STATE, RecordedProgram
+from gt.sharding.solver.pairwise_model import Costs
+from gt.sharding.solver.recorded_program import STATE, RecordedProgram
 
 
 class UpdateGroups(NamedTuple):

@@ -7,9 +7,9 @@ from gt.core.meta import TensorMeta, contiguous_strides
 from gt.core.signatures import Input
 from gt.sharding.calibration import Calibration, format_calibration, read_calibration
 from gt.sharding.op_calls import OpCall
-from gt.sharding.optimizer.name_patterns import as_patterns
-from gt.sharding.optimizer.op_strategies import MachineKey, call_strategies, layouts_of, move_cost
 from gt.sharding.rules import rule_of
+from gt.sharding.solver.name_patterns import as_patterns
+from gt.sharding.solver.op_strategies import MachineKey, call_strategies, layouts_of, move_cost
 from gt.sharding.spec import DeviceMesh, whole
 from gt.sharding.spec_text import parse_spec
 from gt.sharding.strategies import FactorSharding

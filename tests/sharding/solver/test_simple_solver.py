@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from gt.core.errors import SettingsError
-from gt.sharding.optimizer.graph_reduction import ReducedModel, undominated_choices
-from gt.sharding.optimizer.linear_program import solve_exactly
-from gt.sharding.optimizer.message_passing import _MessagePassing, approximate
-from gt.sharding.optimizer.pairwise_model import ModelBuilder, PairwiseModel
-from gt.sharding.optimizer.simple_solver import SimpleSolver
-from gt.sharding.optimizer.strategy_graph import MergedModel
+from gt.sharding.solver.graph_reduction import ReducedModel, undominated_choices
+from gt.sharding.solver.linear_program import solve_exactly
+from gt.sharding.solver.message_passing import _MessagePassing, approximate
+from gt.sharding.solver.pairwise_model import ModelBuilder, PairwiseModel
+from gt.sharding.solver.simple_solver import SimpleSolver
+from gt.sharding.solver.strategy_graph import MergedModel
 
 
 def random_model(seed, variables=6, choices=4, share=0.6, limits=2):
