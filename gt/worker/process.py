@@ -300,12 +300,13 @@ class WorkerProcess:
 
     def _await_frames(self) -> None:
         """Wait for frames of an upload. Raises ConnectionLost if none will come."""
-        self._look_ahead()
         assert self._link is not None
         with self._using_link:
-            frames = self._link.receive()
+            frames = self._link.receive()  # first, since looking ahead may take the frames, and more need not come
             if frames is not None:
                 self._keep_ahead(frames)
+        if frames is None:
+            self._look_ahead()
 
     def _make_watch(self, executor: Executor) -> SessionWatch | None:
         """Not for a worker of a single program, which ends with it."""

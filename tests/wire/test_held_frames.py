@@ -7,6 +7,7 @@ import gt
 from gt.core.errors import ProtocolError
 from gt.wire.codec import CHUNK
 from gt.wire.held_frames import HeldFrames, HeldFramesReader
+from gt.worker.process import WorkerProcess
 
 
 class Connection:
@@ -75,6 +76,30 @@ def test_frames_of_an_interrupted_read_are_not_those_of_the_next():
 
 def test_a_message_with_a_header_is_none_of_held_frames():
     assert not Connection().reader.note([b"GT and so on"])
+
+
+def test_a_worker_does_not_wait_once_its_frames_have_come(tmp_path):
+    class Arrived:
+        """A connection over which one message has come. A wait for another one lasts half a second."""
+
+        def __init__(self):
+            self.messages = [[b"", bytes(8), b"bytes"]]
+
+        def receive(self, *, waits=True):
+            assert self.messages or not waits, "it waits for more"
+            return self.messages.pop() if self.messages else None
+
+        def is_lost(self):
+            return False
+
+        def close(self):
+            pass
+
+    worker = WorkerProcess(f"ipc://{tmp_path}/server", "pytorch", "cpu")
+    worker._link = Arrived()
+    worker._await_frames()
+    assert worker._held._next(0) == b"bytes"
+    worker.close()
 
 
 def test_uploads_in_messages_keep_their_order_and_are_those_of_their_time(monkeypatch):
