@@ -114,7 +114,16 @@ def describe_unread(failure: Failure, site: Site) -> str:
 
 _ERROR_TYPES: dict[str, type[Exception]] = {
     kind.__name__: kind
-    for kind in (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, ZeroDivisionError, OverflowError)
+    for kind in (
+        RuntimeError,
+        IndexError,
+        ValueError,
+        TypeError,
+        NotImplementedError,
+        ZeroDivisionError,
+        OverflowError,
+        MemoryError,
+    )
 } | {"_LinAlgError": torch.linalg.LinAlgError, OP_NOT_ALLOWED: NotImplementedError}
 
 

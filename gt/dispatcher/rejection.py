@@ -13,6 +13,7 @@ from gt.core.messages import (
     CreateTensor,
     Failed,
     Failure,
+    FetchTensor,
     Instruction,
     Lost,
     LostLine,
@@ -55,6 +56,8 @@ def reject(state: State, session: SessionRecord, instruction: Instruction, error
             return _reject_without_value(state, session, instruction, max(state.dead_workers))
         if isinstance(error, LimitExceeded):
             return _reject_over_limit(state, session, instruction, error)
+        if isinstance(error, MemoryError) and isinstance(instruction, FetchTensor):
+            return Rejection(answers=[_failed_request(instruction, MemoryError.__name__, error)])
         if not isinstance(error, InvalidInstruction | NoWorkers):
             return _reject_for_internal_error(state, session, instruction, error)
     except InvalidInstruction as wrong:
@@ -120,14 +123,16 @@ def _reject_over_limit(
     and the session goes on. Other instructions only prepare ops, which fail themselves if they have to."""
     if isinstance(instruction, RunOp | QueryOp | CreateTensor | Redistribute):
         return _fail(state, session, instruction, LimitError.__name__, str(error), "")
-    request = _request(instruction)
-    if not request:
+    if not _request(instruction):
         return Rejection()
-    site = getattr(instruction, "site", 0)
-    kind = type(instruction).__name__
-    return Rejection(
-        answers=[Failed(request, Failure(DISPATCHER, kind, (), site, request, LimitError.__name__, str(error), ""))]
-    )
+    return Rejection(answers=[_failed_request(instruction, LimitError.__name__, error)])
+
+
+def _failed_request(instruction: Instruction, kind: str, error: Exception) -> Failed:
+    """The answer to a request that fails before it reaches a worker."""
+    request, site = _request(instruction), getattr(instruction, "site", 0)
+    failure = Failure(DISPATCHER, type(instruction).__name__, (), site, request, kind, str(error), "")
+    return Failed(request, failure, is_own_failure=True)
 
 
 def _fail(

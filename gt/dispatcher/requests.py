@@ -43,6 +43,7 @@ from gt.core.messages import (
     WorkerTimeline,
 )
 from gt.core.meta import ITEM_BYTES, TensorMeta
+from gt.core.tables import print_bytes
 from gt.dispatcher.instruction_errors import InvalidInstruction, NoWorkers
 from gt.dispatcher.message_queue import MessageQueue
 from gt.dispatcher.rejection import lost
@@ -52,6 +53,10 @@ from gt.dispatcher.tensor_records import TensorRecord, mesh_without
 from gt.sharding.held_parts import TensorPart, parts_to_read
 from gt.sharding.spec import DeviceMesh, ShardingSpec, compute_local_shape, whole
 from gt.wire.codec import Buffer
+from gt.wire.payloads import require_memory
+from gt.wire.shared_memory import SHARE_BYTES
+
+_COPIES = 2  # of bytes that a worker sends: ZeroMQ's, and Python's
 
 
 class Requests:
@@ -325,7 +330,22 @@ class TensorReads:
             reads.append(ReadPart(worker, nbytes, own))
             self._outgoing.command((worker,), WorkerFetchTensor(fetch.request, ident, fetch.version, own, fetch.site))
             offset += nbytes
+        self._require_memory(reads)
         self._requests.wait_for_read(fetch.request, reads, layout)
+
+    def _require_memory(self, reads: Sequence[ReadPart]) -> None:
+        """Raise MemoryError if this process cannot take the bytes of a read beside those that are on their way."""
+        nbytes = _bytes_in_messages(reads)
+        if nbytes < SHARE_BYTES:
+            return
+        expected = sum([_bytes_in_messages(pending.reads) for pending in self._state.pending.values()])
+        try:
+            require_memory(_COPIES * (nbytes + expected))
+        except MemoryError as error:
+            raise MemoryError(
+                f"the server has no memory to pass {print_bytes(nbytes)} on to the program that reads them: {error}; "
+                f"read parts of the tensor, or give the server more memory"
+            ) from None
 
     def read_versions(self, session: SessionRecord, read: ReadVersions, _: Buffer | None) -> None:
         versions = [self._state.readable_version(ident) for ident in read.ids]
@@ -335,6 +355,10 @@ class TensorReads:
             raise NoWorkers
         self._requests.wait_for_versions(read.request, workers, read.ids)
         self._outgoing.command(workers, ReadVersions(read.request, idents))
+
+
+def _bytes_in_messages(reads: Sequence[ReadPart]) -> int:
+    return sum([max(read.nbytes, 0) for read in reads if read.place is None])
 
 
 def _parts(spec: ShardingSpec, meta: TensorMeta) -> tuple[list[int], list[int]]:

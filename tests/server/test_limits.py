@@ -1,8 +1,12 @@
 """Limits of a server's sessions: one client is refused, and another one does not notice."""
 
+import resource
+
+import psutil
 import pytest
 
-from tests.subprocesses import finish, running, serving, start
+import gt
+from tests.subprocesses import finish, running, serving, start, start_server, wait_for_workers
 
 GREEDY = """
 import gt, sys
@@ -50,3 +54,24 @@ def test_a_program_waits_at_its_limit_of_instructions():
 def test_limits_that_cannot_be_read_end_the_server_with_code_2():
     code, _, err = finish(start("-m", "gt.server", "-p", "0", "--limits", "byte=4GiB"))
     assert code == 2 and "did you mean 'bytes'" in err
+
+
+def test_a_read_without_memory_in_the_server_ends_nobody(monkeypatch):
+    """The bytes of the read pass through the server."""
+    monkeypatch.setenv("GT_TRANSPORT", "gloo")
+    server, port = start_server()
+    worker = start("-m", "gt.worker", "-p", str(port), GT_TRANSPORT="gloo")
+    with running(server, worker):
+        wait_for_workers(port, 1)
+        gt.connect(f"localhost:{port}")
+        x = gt.arange(10 << 20)
+        gt.synchronize()
+        used = psutil.Process(server.pid).memory_info().vms
+        resource.prlimit(server.pid, resource.RLIMIT_AS, (used + (30 << 20), resource.RLIM_INFINITY))
+        with pytest.raises(MemoryError, match="the server has no memory to pass 83.9 MB on") as error:
+            x.cpu()
+        assert error.traceback[-1].path.name == "test_limits.py"
+        assert x[-3:].tolist() == [(10 << 20) - 3, (10 << 20) - 2, (10 << 20) - 1]
+        resource.prlimit(server.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert x.cpu().sum() == x.sum().item()
+        gt.shutdown()
