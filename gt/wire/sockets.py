@@ -140,6 +140,12 @@ def uncopied(frames: Sequence[Frame]) -> list[SentFrame]:
     return [frame if type(frame) is bytes else zmq.Frame(frame, copy=False) for frame in frames]
 
 
+def prepare_uncopied() -> None:
+    """Start pyzmq's thread that frees what was sent without a copy. It would begin with the first such frame: where
+    memory is lacking, its start may be awaited without end."""
+    zmq.Frame(memoryview(bytes(1)), copy=False)
+
+
 def has_message(socket: zmq.Socket[bytes]) -> bool:
     return bool(socket.getsockopt(_EVENTS) & _READABLE)  # type: ignore[operator]
 

@@ -42,7 +42,7 @@ from gt.wire.connections import Link, NoConnection, open_link
 from gt.wire.held_frames import HeldBytes, HeldFramesReader
 from gt.wire.process_identity import host_name, is_running, start_mark, this_host
 from gt.wire.server_keys import CLIENT_FILE, keys_directory
-from gt.wire.sockets import uncopied
+from gt.wire.sockets import prepare_uncopied, uncopied
 from gt.worker.activity_reports import ActivityReports
 from gt.worker.compilation.private_directory import shared_directory
 from gt.worker.compilation.server_connection import CompileServerConnection
@@ -126,6 +126,7 @@ class WorkerProcess:
         """Serve until `stop`, or until the server ends. A worker whose connection is lost, or whose messages are
         refused, joins again without tensors, because the server has given it up."""
         try:
+            prepare_uncopied()
             self._run(None)
         except Abandoned:
             threading.Event().wait()  # the thread that goes on ends the process

@@ -1,8 +1,8 @@
 """Frees a worker from an op of a session that has ended, however long the op would take.
 
 A watching thread receives the messages that come while the worker computes. Where the session of the present command
-has ended, another thread goes on with the next command, with the tensors of all other sessions. The one that is in the
-middle of an op sleeps (`parked_threads.py`), and the tensors of this op stay in memory until the worker ends: native
+has ended, it goes on itself with the next command, with the tensors of all other sessions. The thread that is in the
+middle of an op sleeps (`ParkedThreads`), and the tensors of this op stay in memory until the worker ends: native
 code cannot be stopped without its process, which holds everybody's tensors. So after MAX_ABANDONED ops the next one
 ends the worker, which tells its server why. The op fails. If its program has exchanges
 left, these are done with failures, so that all workers stay in step; no thread is left during an exchange.
@@ -103,8 +103,9 @@ class Abandoned(BaseException):
 class SessionWatch:
     """Watches the thread that makes it, which runs the commands of an executor. `look_ahead` receives the messages that
     have come, and returns all commands that wait; None if nothing that the worker does is needed any more. `succeed`
-    goes on with the commands after the present one, in a new thread. `end` ends the process, and tells why,
-    without the watched thread. That thread sets `left` when it has raised Abandoned."""
+    goes on with the commands after the present one, in the watching thread, since there may be no memory for another
+    one. `end` ends the process, and tells why, without the watched thread. That thread sets `left` when it has raised
+    Abandoned."""
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class SessionWatch:
         return ended >= takers | {session}
 
     def _abandon(self, command: Command, session: int) -> bool:
-        """Let another thread take the place of the watched one. Returns whether it has."""
+        """Take the place of the watched thread, until the worker ends. Returns whether that was possible."""
         if self._executor.long_command(0) is not command:
             return False
         if self._parked.count >= MAX_ABANDONED:
@@ -181,5 +182,5 @@ class SessionWatch:
                 )
                 break
         self._executor.skipped.sessions.add(session)
-        threading.Thread(target=self._succeed, name="gt-executor", daemon=True).start()
+        self._succeed()
         return True

@@ -133,6 +133,18 @@ def test_an_exchange_after_a_pause_without_any_memory_ends():
         gt.shutdown()
 
 
+def test_a_first_read_over_the_network_starts_no_thread(monkeypatch):
+    """There may be no memory for one: its start is then awaited without end."""
+    monkeypatch.setenv("GT_TRANSPORT", "gloo")
+    gt.init(workers=1)
+    process = psutil.Process(gt.workers()[0].pid)
+    x = ready(gt.ones(COUNT))
+    threads = process.num_threads()
+    assert x.cpu().sum() == COUNT
+    assert process.num_threads() == threads
+    gt.shutdown()
+
+
 def test_a_write_to_tensors_that_did_not_fit_fails_too_until_one_fits(mesh_of_two):
     """A layer that is made empty, and is then too large for the workers."""
     bystander = gt.distribute(torch.arange(8.0), mesh_of_two, "x")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import msgspec
@@ -82,6 +83,7 @@ class Rendezvous:
         self._token = ""
         self._address = "", 0
         self._attempts: dict[tuple[int, ...], int] = {}
+        self._connecting: _ConnectingThread | None = None
 
     def host_store(self) -> int:
         with socket.socket() as listening:
@@ -121,6 +123,7 @@ class Rendezvous:
         if self._store is not None:
             with contextlib.suppress(Exception):  # the store may have ended, and its waiting workers with it
                 self._store.set(f"left {self._worker}", "")
+        self._close_connecting()
 
     def require_store(self) -> SealedStore:
         assert self._store is not None, "the dispatcher sends the store's address before any exchange"
@@ -186,11 +189,21 @@ class Rendezvous:
 
     def _call_watched(self, connect: Callable[[], Connection], check: Callable[[], None]) -> Connection:
         """Call a function that connects in a thread of its own, and leave it there if `check` raises meanwhile."""
-        connecting: Future[Connection] = Future()
-        threading.Thread(target=_call, args=(connecting, connect), name="gt-connect", daemon=True).start()
-        while not wait((connecting,), LONGEST_PAUSE).done:
-            check()
-        return connecting.result()
+        if self._connecting is None:
+            self._connecting = _ConnectingThread()
+        outcome = self._connecting.call(connect)
+        try:
+            while not wait((outcome,), LONGEST_PAUSE).done:
+                check()
+        except BaseException:
+            self._close_connecting()
+            raise
+        return outcome.result()
+
+    def _close_connecting(self) -> None:
+        if self._connecting is not None:
+            self._connecting.close()
+            self._connecting = None
 
     def group_store(self, members: tuple[int, ...]) -> dist.Store:
         """The part of the store in which torch connects the members; a connection of its own."""
@@ -207,6 +220,29 @@ class Rendezvous:
         if worker not in self.members and self._store.check([f"worker {worker}"]):
             self.members[worker] = _decoder.decode(self._store.get(f"worker {worker}"))
         return self.members.get(worker)
+
+
+class _ConnectingThread:
+    """Calls functions that connect, one after another, until `close`. It begins when a worker joins the store: where
+    memory is lacking, `Thread.start` may wait without end for a thread that could not begin."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name="exchange-connect", daemon=True).start()
+
+    def call(self, connect: Callable[[], Connection]) -> Future[Connection]:
+        outcome: Future[Connection] = Future()
+        self._calls.put(partial(_call, outcome, connect))
+        return outcome
+
+    def close(self) -> None:
+        """End the thread after its present call."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # it holds a connection
 
 
 def _call(outcome: Future[Connection], function: Callable[[], Connection]) -> None:

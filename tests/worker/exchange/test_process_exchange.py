@@ -146,9 +146,21 @@ def test_a_member_that_ends_while_it_connects_is_not_waited_for():
     assert time.monotonic() - began < rendezvous.CONNECT_TIMEOUT.total_seconds() / 2
     with contextlib.suppress(RuntimeError):  # the first one may have left meanwhile
         second._connect(second.rendezvous._store, (0, 1), ["", ""])  # so that the thread of the first one ends
+    for exchange in (first, second):
+        exchange.leave()
     for thread in threading.enumerate():
-        if thread.name == "gt-connect":
+        if thread.name == "exchange-connect":
             thread.join(60)
+
+
+def test_a_worker_that_has_joined_connects_without_another_thread(monkeypatch):
+    """There may be no memory for one: `Thread.start` then waits without end."""
+    with left(exchanges(2, "gloo")) as found:
+        stores = [exchange.rendezvous.new_attempt((0, 1)) for exchange in found]
+        monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(f"{thread.name} is started"))
+        for exchange, store in zip(found, stores, strict=True):
+            store.set("here", "")
+            assert exchange.rendezvous.connect_running((0, 1), lambda part: part.check(["none"])) is False
 
 
 def test_a_worker_that_has_no_reason_to_wait_does_not():

@@ -116,5 +116,5 @@ def test_a_store_that_cannot_be_connected_to_is_not_waited_for(monkeypatch):
         with pytest.raises(RuntimeError, match="worker 0, which hosts the store"):
             exchange.join_store("127.0.0.1", silent.getsockname()[1], 0)
     for thread in threading.enumerate():
-        if thread.name == "gt-connect":
+        if thread.name == "exchange-connect":
             thread.join(60)
