@@ -32,7 +32,7 @@ RefusalKind: TypeAlias = Literal[
 ]
 
 MEANINGS: dict[RefusalKind, str] = {
-    "key": "a key that is not let in",
+    "key": "a key that is not admitted",
     "handshake": "a handshake that failed: a peer without encryption, with another server's key, or that left",
     "frame": "a frame over the limit, or bytes that are no frames",
     "malformed": "a message that cannot be decoded, or that does not hold what it announces",

@@ -74,7 +74,7 @@ class Handshakes:
     def greet(self, identity: bytes, hello: Hello, key: str, process: int) -> None:
         """Answer a hello. `key` is the name of the peer's key, and `process` its pid, if that is proven."""
         if self.is_ending:
-            raise ProtocolError("the server is about to end, and lets in nobody", "unknown")
+            raise ProtocolError("the server is about to end, and admits nobody", "unknown")
         if hello.role == "worker":
             self._require_room_for_worker()
             self._welcome_worker(identity, hello, process)

@@ -67,9 +67,9 @@ class Listening(NamedTuple):
         if self.keys is not None:
             names = sorted(read_authorized(self.directory).values())
             lines.append(
-                f"it lets in the client keys {', '.join(names)}"
+                f"it admits the client keys {', '.join(names)}"
                 if names
-                else "no client key is let in yet; make one with: python -m gt.keys client NAME"
+                else "no client key is admitted yet; make one with: python -m gt.keys client NAME"
             )
         return "\n".join(lines)
 

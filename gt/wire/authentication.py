@@ -64,7 +64,7 @@ class Authenticator:
         if reply[2] != b"200":
             address = request[3].decode(errors="replace") if len(request) > 3 else "an unknown address"
             shown = z85.encode(request[6])[:_SHOWN].decode() if len(request) > 6 and len(request[6]) == 32 else "none"
-            self._refusals.note("key", address, f"{address}: its key ({shown}...) is not one that this server lets in")
+            self._refusals.note("key", address, f"{address}: its key ({shown}...) is not one that this server admits")
         return reply
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class AcceptedKeys:
                 self._authorized = {z85.decode(key.encode()): name for key, name in found.items()}
                 self._changed = changed if time.time_ns() - changed > _TICK else 0  # it may still change unnoticed
         except (SettingsError, OSError, ValueError, KeyError) as error:
-            log.warning("no client key of %s is let in: %s", self._directory, error)
+            log.warning("no client key of %s is admitted: %s", self._directory, error)
             self._authorized, self._changed = {}, 0
         return self._authorized.get(public)
 
@@ -106,5 +106,5 @@ def authenticate(request: Sequence[bytes], keys: AcceptedKeys) -> list[bytes]:
     """The reply to a request, which has version, number, domain, address, identity, mechanism and credentials."""
     version, number = (*request[:2], b"", b"")[:2]
     name = keys.name(request[6]) if len(request) == 7 and request[5] == b"CURVE" else None
-    status = (b"200", b"OK", name.encode()) if name else (b"400", b"this key is not one that the server lets in", b"")
+    status = (b"200", b"OK", name.encode()) if name else (b"400", b"this key is not one that the server admits", b"")
     return [version or b"1.0", number, *status, b""]

@@ -110,7 +110,7 @@ class Link:
                     raise SettingsError(
                         f"the server at {self._endpoint} refuses the keys that are kept for it; start the server "
                         f"again, or set GT_KEYS to the directory that it writes its keys to; on another machine, make "
-                        f"a client key that it lets in: python -m gt.keys client NAME"
+                        f"a client key that it admits: python -m gt.keys client NAME"
                     )
                 if event & _FAILED_HANDSHAKES and self._has_connected:
                     hint = "client.key may be for another server, or this one does not encrypt"

@@ -205,7 +205,7 @@ def authorize(directory: Path, name: str, public: str) -> None:
     require_public_key(public)
     known = read_authorized(directory).get(public)
     if known is not None:
-        raise SettingsError(f"this key is let in already, as {known!r}")
+        raise SettingsError(f"this key is admitted already, as {known!r}")
     write_private(directory / AUTHORIZED / name, AuthorizedKey(public))
 
 

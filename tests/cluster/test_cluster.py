@@ -85,7 +85,7 @@ def test_a_worker_with_a_key_that_is_not_let_in_ends_with_the_reason(four_worker
     assert code == 1
     assert "refuses the keys" in err and "Traceback" not in err
     said = read_until(made.server, "refused")
-    assert gamma.address in said and "is not one that this server lets in" in said
+    assert gamma.address in said and "is not one that this server admits" in said
     assert four_workers.run(gamma, ALIVE) == "3.0\n"
 
 

@@ -24,9 +24,9 @@ def test_a_server_that_others_reach_has_the_key_of_its_directory_and_says_who_ma
         choose_listening("0.0.0.0", 1234, 0, str(directory))
     key = make_server_key(directory)
     chosen = choose_listening("0.0.0.0", 1234, 0, str(directory))
-    assert chosen.keys.secret == key.secret and "no client key is let in yet" in chosen.describe(1234)
+    assert chosen.keys.secret == key.secret and "no client key is admitted yet" in chosen.describe(1234)
     make_client_key(directory, "team")
-    assert "it lets in the client keys team" in chosen.describe(1234)
+    assert "it admits the client keys team" in chosen.describe(1234)
     (directory / "authorized").chmod(0o777)
     with pytest.raises(SettingsError, match="out of reach of others"):
         choose_listening("0.0.0.0", 1234, 0, str(directory))

@@ -186,7 +186,7 @@ def test_a_key_that_cannot_replace_a_directory_leaves_no_draft(directory):
 def test_a_key_is_let_in_by_one_name_only(directory):
     make_server_key(directory)
     key = make_client_key(directory, "team")
-    with pytest.raises(SettingsError, match="let in already, as 'team'"):
+    with pytest.raises(SettingsError, match="admitted already, as 'team'"):
         authorize(directory, "again", key.public)
 
 
