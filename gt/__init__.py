@@ -188,7 +188,11 @@ if not TYPE_CHECKING:
             load_launcher()
             if name in _SUBMODULES:
                 return importlib.import_module(f"gt.{name}")
-            value = globals()[name] = _found(name)
+            try:
+                value = globals()[name] = _found(name)
+            except AttributeError as error:
+                importlib.import_module("gt.core.tracebacks").leave_out_own_frames(error)
+                raise
             return value
 
 

@@ -42,6 +42,12 @@ def ends_on_users_line(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def with_init_on_users_line(kind: type[R]) -> type[R]:
+    """Decorates a class whose `__init__` was made for it: tracebacks of its exceptions have no frame of GT."""
+    kind.__init__ = ends_on_users_line(kind.__init__)  # type: ignore[misc]
+    return kind
+
+
 def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
     """Remove GT's frames; keep frames of the user's functions that GT has called."""
     if traceback is None:
@@ -53,7 +59,12 @@ def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None
 
 
 def _is_own(traceback: TracebackType | None) -> bool:
-    return traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(own_folders())
+    if traceback is None:
+        return False
+    file = traceback.tb_frame.f_code.co_filename
+    if file == "<string>":  # a method that `dataclass` has made
+        file = traceback.tb_frame.f_globals.get("__file__") or file
+    return file.startswith(own_folders())
 
 
 def own_folders() -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from gt.core.errors import SettingsError
+from gt.core.tracebacks import ends_on_users_line
 from gt.sharding.cost import LinkSpeed, seconds
 from gt.sharding.host_order import host_share, widest_spread
 from gt.sharding.spec import DeviceMesh
@@ -50,6 +51,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap: float = 0.0
     source: str = ASSUMED
 
+    @ends_on_users_line
     def __post_init__(self) -> None:
         for name in ("flops", "memory_bandwidth", "link_bandwidth", "host_bandwidth"):
             if not getattr(self, name) > 0:

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from gt.core.errors import SignalError
 from gt.core.tables import html_table
-from gt.core.tracebacks import ends_on_users_line
+from gt.core.tracebacks import ends_on_users_line, with_init_on_users_line
 from gt.signals.checks import (
     ALL,
     INPUTS,
@@ -104,6 +104,7 @@ class ShardConfig:
         )
 
 
+@with_init_on_users_line
 @dataclass(frozen=True)
 class SignalConfig:
     """The configuration of a signal.

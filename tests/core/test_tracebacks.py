@@ -93,6 +93,7 @@ def test_a_failure_that_is_never_read_is_one_line_at_the_end(tmp_path: Path) -> 
         lambda: gt.load_config("no_such_file.yaml"),
         lambda: gt.register_config("forward", None),
         lambda: gt.ShardConfig(axis=0, replicate=True),
+        lambda: gt.SignalConfig(compile="yes"),
         lambda: gt.ModelConfig({"dp": 2}, parameters={"*": ["tp"]}),
         lambda: gt.signal.context(3).__enter__(),
         lambda: gt.signal.exit("forward"),
@@ -100,5 +101,14 @@ def test_a_failure_that_is_never_read_is_one_line_at_the_end(tmp_path: Path) -> 
 )
 def test_mistakes_in_configurations_end_on_the_users_line(work):
     with pytest.raises(gt.SignalError) as raised:
+        work()
+    assert raised.traceback[-1].path == Path(__file__)
+
+
+@pytest.mark.parametrize(
+    ("work", "kind"), [(lambda: gt.Calibration(flops=0), ValueError), (lambda: gt.no_such_name, AttributeError)]
+)
+def test_mistakes_in_other_calls_end_on_the_users_line(work, kind):
+    with pytest.raises(kind) as raised:
         work()
     assert raised.traceback[-1].path == Path(__file__)
