@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gt.client import active_session
@@ -10,6 +10,7 @@ from gt.client.session import Session
 from gt.client.session_reads import read_memory
 from gt.core.errors import SessionError
 from gt.core.messages import MemoryUse, WorkerMemory
+from gt.core.tables import print_bytes
 from gt.core.tracebacks import ends_on_users_line
 
 
@@ -94,6 +95,18 @@ class Memory:
         """The most bytes that any worker held."""
         return max((memory.peak.total for memory in self.workers.values()), default=0)
 
+    def __str__(self) -> str:
+        if not self.workers:
+            return "no memory was recorded: print this after its block, `with gt.debug.memory() as m: ...`"
+        rows = [("worker", "live", "peak", "copies at the peak", "line")]
+        for worker, memory in self.workers.items():
+            rows.append((str(worker), *_printed(memory.live, memory.peak), "all lines"))
+            rows += [("", *_printed(line.live, line.peak), line.line) for line in memory.lines]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join([_aligned(row, widths) for row in rows])
+
+    __repr__ = __str__
+
 
 def memory() -> Memory:
     """Record the memory of tensors inside: `with gt.debug.memory() as m: ...; print(m.workers[0].peak.total)`.
@@ -104,6 +117,15 @@ def memory() -> Memory:
     400
     """
     return Memory()
+
+
+def _printed(live: MemoryBytes, peak: MemoryBytes) -> tuple[str, str, str]:
+    return print_bytes(live.total), print_bytes(peak.total), print_bytes(peak.copies)
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    *numbers, line = [text.rjust(width) for text, width in zip(row, widths, strict=True)]
+    return "  ".join([*numbers, line.strip()])
 
 
 def _memory(session: Session, memory: WorkerMemory) -> MemoryOfWorker:

@@ -145,6 +145,10 @@ def test_blocks_cannot_be_nested(embedded):
     assert m.workers[0].live.total == 16 == x.numel() * 4
 
 
+def test_memory_that_was_not_recorded_says_how_it_is(embedded):
+    assert "print this after its block" in str(gt.debug.memory())
+
+
 def test_memory_of_worker_processes(two_processes):
     mesh = gt.mesh(2)
     with gt.debug.memory() as m:
