@@ -172,10 +172,16 @@ def describe_loss(
 
 def describe_departure(left: Left | Lost, site: Site | None = None) -> str:
     """The text about a worker that has left. `site`: as of `describe_loss`."""
-    issued = "" if site is None else f"{quote(site)}\n  needed a worker that has left:\n  "
+    worker = f"worker {left.worker} (pid {left.pid}) {left.reason}"
+    if isinstance(left, Lost):
+        issued = "" if site is None else f"{quote(site)}\n  needed a worker that has left:\n  "
+        return (
+            f"{issued}{worker}. A mesh or a signal that names it makes no tensors any more: name workers of "
+            f"gt.workers(). Tensors that were made before it left are on other workers"
+        )
     return (
-        f"{issued}worker {left.worker} (pid {left.pid}) {left.reason}; its tensors move to other workers, on which the "
-        f"program goes on. Meshes and signals that name it fail from now on: name workers of gt.workers()"
+        f"{worker}; its tensors move to other workers, on which the program goes on. Meshes and signals that name it "
+        f"fail from now on: name workers of gt.workers()"
     )
 
 

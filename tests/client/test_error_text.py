@@ -8,6 +8,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import gt
+from gt.client.error_text import describe_departure
+from gt.core.messages import Left, Lost
 from tests.subprocesses import finish, start
 
 
@@ -400,3 +402,13 @@ def test_recovery_keeps_strides_and_values_of_tensors_that_have_not_failed(anywh
     assert torch.equal(tensor.cpu(), plain) and tensor.stride() == stride
     with pytest.raises(TypeError, match="not int"):
         gt.recover(3)
+
+
+def test_a_worker_that_has_left_is_told_otherwise_than_one_that_leaves():
+    reason = "was told to end"
+    assert "worker 1 (pid 7) was told to end; its tensors move to other workers" in describe_departure(
+        Left(1, 7, reason)
+    )
+    text = describe_departure(Lost(3, 1, 7, reason, ""), ("train.py", 4, "main"))
+    assert "needed a worker that has left" in text and "makes no tensors any more" in text
+    assert "move to" not in text
