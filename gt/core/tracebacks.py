@@ -44,7 +44,7 @@ def ends_on_users_line(function: Callable[P, R]) -> Callable[P, R]:
 
 def with_init_on_users_line(kind: type[R]) -> type[R]:
     """Decorates a class whose `__init__` was made for it: tracebacks of its exceptions have no frame of GT."""
-    kind.__init__ = ends_on_users_line(kind.__init__)  # type: ignore[misc]
+    kind.__init__ = ends_on_users_line(kind.__init__)  # type: ignore[method-assign]
     return kind
 
 
