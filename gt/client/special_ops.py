@@ -224,6 +224,8 @@ def _set_source(cls: HandleType, op: OpSchema, args: tuple[Any, ...], kwargs: di
         stride = args[4] if len(args) > 4 and args[4] else torch.empty(size, device="meta").stride()
         geometry = intern_geometry(torch.Size(size), tuple(stride), offset, tensor.dtype)
         return rebind(tensor, strided_view(source._ref.storage, geometry))  # type: ignore[attr-defined]
+    if hasattr(tensor, "_ref") and not hasattr(source, "_ref"):
+        source = tensor._as_data(source)
     return rebind(tensor, _ref(source))
 
 

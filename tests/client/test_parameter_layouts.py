@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map_only
 
 import gt
@@ -256,3 +257,22 @@ def test_factored_states_lie_as_the_dims_that_they_have(four_workers, no_signals
     parameter = nn.Parameter(gt.distribute(torch.ones(8, 4), mesh, "x, y"))
     found = layout_beside(parameter, shape)
     assert (None if found is None else str(found)) == dims
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, original):
+        return 2 * original
+
+    def right_inverse(self, weight):
+        return weight / 2
+
+
+def test_a_plain_tensor_that_is_assigned_to_a_parametrized_weight_takes_its_layout():
+    gt.init(workers=2, mode="virtual")
+    layer = gt.nn.Linear(4, 4)
+    layer.weight = torch.nn.Parameter(gt.zeros(4, 4, mesh=gt.mesh((2,), ("x",)), placements="x, -"))
+    parametrize.register_parametrization(layer, "weight", Doubled())
+    layer.weight = torch.ones(4, 4)
+    assert str(layer.parametrizations.weight.original.spec) == "x, -"
+    assert torch.equal(layer.weight.cpu(), torch.ones(4, 4))
+    gt.shutdown()
