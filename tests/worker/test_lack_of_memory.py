@@ -66,6 +66,33 @@ OPS = {
 }
 
 
+def test_an_exchange_after_a_pause_without_any_memory_ends():
+    """A thread that looks for lost members during an exchange could not begin, and its start was awaited for good."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("GT_TRANSPORT", "gloo")
+        gt.init(workers=2)
+        mesh = gt.mesh((2,), ("x",))
+        x = gt.distribute(torch.arange(5.0), mesh, "x")
+        assert (x * 2).redistribute(mesh, "-").sum().item() == 20
+        time.sleep((IDLE_LOOKS + 10) * LOOK_SECONDS)
+        with limited(0), contextlib.suppress(RuntimeError):
+            x.redistribute(mesh, "-").sum().item()
+        assert (x * 3).redistribute(mesh, "-").sum().item() == 30
+        gt.shutdown()
+
+
+def test_a_first_read_over_the_network_starts_no_thread(monkeypatch):
+    """There may be no memory for one: its start is then awaited without end."""
+    monkeypatch.setenv("GT_TRANSPORT", "gloo")
+    gt.init(workers=1)
+    process = psutil.Process(gt.workers()[0].pid)
+    x = ready(gt.ones(COUNT))
+    threads = process.num_threads()
+    assert x.cpu().sum() == COUNT
+    assert process.num_threads() == threads
+    gt.shutdown()
+
+
 @pytest.fixture(scope="module", params=["shared", "gloo"])
 def mesh_of_two(request):
     with pytest.MonkeyPatch.context() as environment:
@@ -116,33 +143,6 @@ def test_each_allocation_of_an_op_may_fail(mesh_of_two, name):
         assert "memory" in str(found)
     assert step < STEPS - 1
     assert failures or name in ("upload", "upload of shards", "read"), "only these may find memory of an earlier run"
-
-
-def test_an_exchange_after_a_pause_without_any_memory_ends():
-    """A thread that looks for lost members during an exchange could not begin, and its start was awaited for good."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("GT_TRANSPORT", "gloo")
-        gt.init(workers=2)
-        mesh = gt.mesh((2,), ("x",))
-        x = gt.distribute(torch.arange(5.0), mesh, "x")
-        assert (x * 2).redistribute(mesh, "-").sum().item() == 20
-        time.sleep((IDLE_LOOKS + 10) * LOOK_SECONDS)
-        with limited(0), contextlib.suppress(RuntimeError):
-            x.redistribute(mesh, "-").sum().item()
-        assert (x * 3).redistribute(mesh, "-").sum().item() == 30
-        gt.shutdown()
-
-
-def test_a_first_read_over_the_network_starts_no_thread(monkeypatch):
-    """There may be no memory for one: its start is then awaited without end."""
-    monkeypatch.setenv("GT_TRANSPORT", "gloo")
-    gt.init(workers=1)
-    process = psutil.Process(gt.workers()[0].pid)
-    x = ready(gt.ones(COUNT))
-    threads = process.num_threads()
-    assert x.cpu().sum() == COUNT
-    assert process.num_threads() == threads
-    gt.shutdown()
 
 
 def test_a_write_to_tensors_that_did_not_fit_fails_too_until_one_fits(mesh_of_two):
