@@ -34,7 +34,7 @@ class ProgramPart(NamedTuple):
     use, None for the tensor itself. `written` are the inputs that the part writes to, each with the slot of its last
     version. `outputs` are all slots that the part gives; `results` are those of them that the part does not overwrite.
     Inputs in `placed` stay in their layouts from then on. `notes` are the steps between the ops, which follow the
-    part.
+    part, and `noted` the slots that they name.
     """
 
     part_id: int
@@ -52,19 +52,21 @@ class ProgramPart(NamedTuple):
     linear: tuple[LinearOp, ...]
     scalars: slice
     notes: tuple[int, ...]
+    noted: frozenset[int]
 
 
 class PartVariant(NamedTuple):
     """The consequences for one part of the slots that die in a run. `dead` are the slots that die in the part, as slots
     of the workers' program, those of copies too. As slots of the client's program, `freed` are the inputs among them,
     `copied` those that have copies, and `gone` all of them, which need no FreeTensors. `results` are the new tensors
-    that outlive the part."""
+    that outlive the part. `keeps_noted`: no tensor dies that a note names, so the notes may follow the part."""
 
     dead: tuple[int, ...]
     freed: tuple[int, ...]
     copied: tuple[int, ...]
     gone: frozenset[int]
     results: tuple[tuple[int, TensorRecord], ...]
+    keeps_noted: bool
 
 
 class SplitVariant(NamedTuple):
@@ -210,6 +212,7 @@ def make_part(program: Program, steps: Sequence[PlannedStep], place: range, part
         for op, picked in zip(planned, used, strict=True)
     ]
     written, results = _versions(planned, outputs)
+    notes = [position for position in place if not isinstance(steps[position], PlannedOp)]
     return ProgramPart(
         part_id,
         place.start,
@@ -225,7 +228,8 @@ def make_part(program: Program, steps: Sequence[PlannedStep], place: range, part
         tuple(placed),
         tuple(_linear(planned)),
         slice(first_scalar, first_scalar + len(scalars)),
-        tuple([position for position in place if not isinstance(steps[position], PlannedOp)]),
+        tuple(notes),
+        frozenset([slot for position in notes for slot in program.uses(position)]),
     )
 
 
@@ -297,4 +301,5 @@ def variant_of(part: ProgramPart, last_use: Mapping[int, int]) -> PartVariant:
         tuple(copied),
         frozenset((*freed, *inside)),
         tuple((slot, record) for slot, record in part.results if slot not in dying),
+        part.noted.isdisjoint(dying),
     )

@@ -206,7 +206,7 @@ class Programs:
         """Whether planning the ops of a part one by one would give the same commands as replaying it."""
         state = self._state
         inputs = [values[slot] for slot in part.inputs]
-        if session.halted is not None or self._layouts(inputs) != part.layouts:
+        if session.halted is not None or not variant.keeps_noted or self._layouts(inputs) != part.layouts:
             return False
         if state.limits is not None and not self._fits(session, program, part):
             return False

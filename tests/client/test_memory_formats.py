@@ -23,7 +23,7 @@ LAST = torch.channels_last
 
 
 @pytest.fixture(params=[1, 2, 3, 4], ids=lambda count: f"{count} workers")
-def workers(request: pytest.FixtureRequest) -> Iterator[int]:
+def workers(request: pytest.FixtureRequest, no_signals: None) -> Iterator[int]:
     """A session of several virtual workers, with a scope `batch` that cuts the first dim over all of them."""
     count = request.param
     gt.init(**({"workers": count, "mode": "virtual"} if count > 1 else {}))
@@ -364,7 +364,7 @@ def resnet() -> tuple[nn.Module, Callable[[Any, torch.Tensor], torch.Tensor], to
 
 @pytest.mark.parametrize("make", [unet, autoencoder, convnext, resnet], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("count", [1, 2])
-def test_third_party_models_train_in_channels_last(make, count):
+def test_third_party_models_train_in_channels_last(make, count, no_signals):
     torch.manual_seed(0)
     model, forward, x = make()
     model = model.to(memory_format=LAST)

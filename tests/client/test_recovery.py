@@ -7,6 +7,8 @@ import torch
 
 import gt
 
+pytestmark = pytest.mark.usefixtures("no_signals")
+
 
 class Lion(torch.optim.Optimizer):
     """An optimizer of the user's own, which decays weights and writes its state last."""

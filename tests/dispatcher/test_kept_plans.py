@@ -3,16 +3,16 @@
 import pytest
 
 from gt.core.messages import FetchTensor, ForgetOps, Lost, RunOp, WorkerDefineProgram
-from gt.dispatcher import segments, state
+from gt.dispatcher import programs, state
 from gt.dispatcher.message_queue import ToWorkers
-from tests.dispatcher.test_segments import CHAIN, OP, chain, harness_with_ops
+from tests.dispatcher.test_programs import CHAIN, OP, chain, harness_with_ops
 from tests.dispatcher_harness import REQUEST, A, B, answers, harness_with, run
 from tests.records import own
 
 
 @pytest.fixture
 def few_plans(monkeypatch):
-    monkeypatch.setattr(segments, "MAX_PLANS", 4)
+    monkeypatch.setattr(programs, "MAX_PLANS", 4)
 
 
 def commands(outgoing):
@@ -50,12 +50,12 @@ def test_programs_of_forgotten_plans_are_removed_from_the_workers(few_plans):
     assert len(forgotten) > 10 and len(known) < 12 <= len(defined)
 
 
-def test_parts_of_segments_are_made_anew_after_their_plans_were_forgotten(monkeypatch):
+def test_parts_of_programs_are_made_anew_after_their_plans_were_forgotten(monkeypatch):
     harness = harness_with_ops()
     harness.tell(CHAIN)
     harness.tell(chain(20))
     assert len(commands(harness.tell(chain(30)))) == 1
-    monkeypatch.setattr(segments, "MAX_PLANS", 0)
+    monkeypatch.setattr(programs, "MAX_PLANS", 0)
     sent = commands(harness.tell(chain(40)))
     assert isinstance(sent[0], ForgetOps) and sum(isinstance(command, RunOp) for command in sent) == 4
     assert own(43) in harness.state.tensors

@@ -1,7 +1,8 @@
 """A dispatcher as a dashboard reads it."""
 
 from gt.core.messages import DefineSite
-from gt.core.worker_progress import COUNTERS, LENGTH, LineMemory, LostWorker, PairTraffic
+from gt.core.program_view import LineMemory, LostWorker, PairTraffic
+from gt.core.worker_progress import COUNTERS, LENGTH
 from gt.dispatcher.status import DispatcherView, held_parts
 from tests.dispatcher_harness import A, B, C, create, harness_with, over
 

@@ -308,6 +308,15 @@ def test_a_part_frees_the_copy_that_it_uses_of_a_tensor_that_dies():
     assert own(45) not in harness.state.tensors and own(45) not in harness.state.copies
 
 
+def test_a_note_is_carried_out_before_an_op_that_uses_its_tensor_last():
+    harness = harness_with_ops()
+    harness.tell(define_program(PROGRAM, (OP, (0, 1)), (OP3, (2,)), NoteGradient(3, 0, 0), (OP, (3, 1)), (OP3, (4,))))
+    for first in (20, 30):
+        sent = harness.tell(RunProgram(PROGRAM, own(first), (A, B), (), (3,)))
+        assert not answers(sent)
+    assert own(31) not in harness.state.tensors
+
+
 def test_a_note_of_a_dying_tensor_is_carried_out_before_it_is_freed():
     harness = harness_with_ops()
     harness.tell(define_program(PROGRAM, (OP, (0, 1)), (OP3, (2,)), (OP, (3, 1)), NoteGradient(3, 0, 0), (OP3, (4,))))

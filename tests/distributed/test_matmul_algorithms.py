@@ -148,7 +148,7 @@ def test_an_algorithm_that_does_not_fit_is_refused_on_the_users_line():
 
 def test_an_ordinary_product_of_a_large_operand_runs_in_panels(eight_workers, monkeypatch):
     """The largest copy is set to a few bytes here."""
-    monkeypatch.setattr("gt.sharding.schedules.LARGEST_COPY", 1000)
+    monkeypatch.setattr("gt.sharding.schedule_programs.LARGEST_COPY", 1000)
     mesh = gt.mesh(4, ("x",))
     a, b = torch.randn(64, 96), torch.randn(96, 40)
     x, y = gt.distribute(a, mesh, "x, -"), gt.distribute(b, mesh, "x, -")

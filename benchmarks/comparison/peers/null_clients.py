@@ -16,14 +16,14 @@ from gt.core.messages import (
     ByteRange,
     CreateTensor,
     DefineOp,
-    DefineSegment,
+    DefineProgram,
     FreeTensors,
     Hello,
     Redistribute,
     Refused,
     Rejected,
     RunOp,
-    RunSegment,
+    RunProgram,
     Synchronize,
     Synchronized,
     Waiting,
@@ -74,19 +74,17 @@ class Client:
         self.start()
         self.finish()
 
-    def _definition(self) -> DefineSegment:
-        """A segment of products of the two tensors."""
-        count = self._segment
-        none = (0,) * count
-        outputs = tuple((offset,) for offset in range(count))
-        return DefineSegment(self._base + 2, (self._base + 1,) * count, 2, ((0, 1),) * count, outputs, none, none, none)
+    def _definition(self) -> DefineProgram:
+        """A program of products of the two tensors."""
+        ops = [RunOp(self._base + 1, (0, 1), (slot,), (), 0, 0) for slot in range(2, 2 + self._segment)]
+        return DefineProgram(self._base + 2, 2, 0, tuple(ops))
 
     def _ops(self, outputs: tuple[int, ...], inputs: tuple[int, int]) -> list[object]:
         if self._segment == 1:
             batch = [RunOp(self._base + 1, inputs, (output,), (), 0, 0) for output in outputs]
             return [*batch, FreeTensors(outputs)]
         dead = tuple(range(2, 2 + self._segment))
-        return [RunSegment(self._base + 2, first, inputs, (), dead) for first in outputs[:: self._segment]]
+        return [RunProgram(self._base + 2, first, inputs, (), dead) for first in outputs[:: self._segment]]
 
     def prepare(self, ops: int) -> int:
         """Encode batches, and a question whose answer comes when all are done. Returns their number of ops."""
