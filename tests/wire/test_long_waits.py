@@ -7,7 +7,7 @@ import torch
 
 import gt
 from gt.core.errors import ServerLost
-from gt.launch import sessions
+from gt.launch import hosted_dispatcher_channel
 from gt.wire import long_waits
 from gt.wire.long_waits import REFRESH_SECONDS, SHOW_AFTER_SECONDS, LongWait, told_in_background
 from gt.wire.socket_channel import SocketChannel
@@ -82,7 +82,7 @@ def test_without_a_display_the_wait_for_a_server_is_logged_once(at_once, tmp_pat
 
 
 def test_starts_reads_and_models_are_told_of(shown, at_once, monkeypatch):
-    monkeypatch.setattr(sessions, "open_display", lambda is_wanted: shown)
+    monkeypatch.setattr(hosted_dispatcher_channel, "open_display", lambda is_wanted: shown)
     monkeypatch.setattr(long_waits, "REFRESH_SECONDS", 0.0)
     gt.init(workers=2)
     model = gt.to(torch.nn.Linear(8, 4))
