@@ -53,13 +53,13 @@ def test_a_wait_is_given_up_when_its_check_raises(waits):
 
 
 def test_no_check_runs_beside_the_caller_and_the_thread_ends_at_close(waits):
-    checks = []
+    checks, others = [], {*threading.enumerate()}  # threads of workers that other tests have not ended
     waits.call(lambda: wait_until(lambda: checks, what="a look"), lambda: checks.append(1), never)
     done = len(checks)
     time.sleep(3 * LOOK_SECONDS)
     assert len(checks) == done
     waits.close()
-    names = lambda: [thread.name for thread in threading.enumerate()]
+    names = lambda: [thread.name for thread in threading.enumerate() if thread not in others]
     wait_until(lambda: "exchange-watch" not in names(), what="the end of the thread")
     waits.call(lambda: wait_until(lambda: len(checks) > done, what="a look"), lambda: checks.append(1), never)
 
@@ -110,11 +110,12 @@ def test_a_store_whose_host_is_lost_is_not_waited_for():
 
 def test_a_store_that_cannot_be_connected_to_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(rendezvous, "CONNECT_TIMEOUT", timedelta(seconds=2))
+    others = {*threading.enumerate()}
     exchange = ProcessExchange(1, "cpu")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         threading.Timer(0.2, exchange.lose_worker, [0]).start()
         with pytest.raises(RuntimeError, match="worker 0, which hosts the store"):
             exchange.join_store("127.0.0.1", silent.getsockname()[1], 0)
-    for thread in threading.enumerate():
+    for thread in {*threading.enumerate()} - others:
         if thread.name == "exchange-connect":
             thread.join(60)
